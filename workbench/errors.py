@@ -1,0 +1,17 @@
+"""The errors that a user can cause and mend. The command line and the app print their text and nothing else."""
+
+
+class WorkbenchError(Exception):
+    """Base of every error whose message is written for the user: what was wrong, what was expected, what to do."""
+
+
+class UnsupportedModelError(WorkbenchError, ValueError):
+    """An architecture or a configuration attribute that would give wrong numbers if it were ignored."""
+
+
+class ModelNotFoundError(WorkbenchError, ValueError):
+    """No model under that name, id or path."""
+
+
+class CorruptWeightsError(WorkbenchError, ValueError):
+    """A weights file that is truncated, fails its checksum, or lacks or exceeds the tensors of its configuration."""
