@@ -1,0 +1,67 @@
+"""The public function: checks its arguments and hands them to a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor
+
+from workbench.kernels.checks import check_scores, check_sink_logits, check_values
+from workbench.kernels.masks import AttentionMask
+from workbench.kernels.reference import reference_attention
+from workbench.kernels.scores import ScoreRule
+from workbench.kernels.statistics import AttentionOutput, StatisticsRequest
+from workbench.kernels.streaming import streaming_attention
+
+Backend = Callable[[Tensor, Tensor, Tensor, ScoreRule, Tensor | None, StatisticsRequest], AttentionOutput]
+
+BACKENDS: dict[str, Backend] = {"reference": reference_attention, "streaming": streaming_attention}
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: AttentionMask,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    offset_bias: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+    statistics: StatisticsRequest | None = None,
+    backend: Literal["auto", "reference", "streaming"] = "auto",
+) -> AttentionOutput:
+    """Softmax attention, its log-normaliser, and the statistics asked for.
+
+    scores = softcap · tanh(scale · q·k / softcap) - slope · \\|i - j\\| + offset_bias, then the mask, then softmax.
+
+    Args:
+        q: [batch, head, query, d_head], float16, bfloat16, float32 or float64.
+        k, v: [batch, key/value head, key, d_head]; query head h reads key/value head h // (n_heads / n_kv_heads).
+        mask: who sees whom.
+        scale: multiplies q·k; None means 1 / sqrt(d_head).
+        softcap: bounds the scores before any bias (Gemma 2).
+        alibi_slopes: [head], subtracts slope · \\|i - j\\| (Press et al. 2022).
+        offset_bias: [head, n_queries + n_keys - 1], a bias that depends on row - column alone; column c of the table is
+            for ``row - column = c - (n_keys - 1)``.
+        sink_logits: [head], the score of a virtual key with value 0 that every query sees.
+        statistics: what else to return; None is nothing.
+        backend: "auto" takes the fastest one that fits; the choice never changes what is computed.
+
+    Returns:
+        z [batch, head, query, d_head] and lse [batch, head, query], both differentiable, and the detached statistics.
+        A query without a visible key has z 0, lse -inf (its sink logit where there is one), masses 0.
+
+    Raises:
+        ValueError: naming the argument that does not fit.
+    """
+    rule = check_scores(q, k, mask, scale, softcap, alibi_slopes, offset_bias)
+    check_values(v, q, k)
+    check_sink_logits(sink_logits, q.shape[1], q.device)
+    request = StatisticsRequest() if statistics is None else statistics
+    request.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
+    if backend != "auto" and backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(('auto', *BACKENDS))}, got {backend!r}")
+    return BACKENDS["streaming" if backend == "auto" else backend](q, k, v, rule, sink_logits, request)

@@ -1,0 +1,249 @@
+"""Which key a query may see, what bias the pair carries, and which tiles of the score matrix hold any visible pair.
+
+Whatever the options, the keys of one query row are two column intervals: what causality, the window and the document
+leave (``first <= column < end``), and the global columns before them (``global_first <= column < global_end``). Key
+padding then removes single columns. Every backend reads the mask through these, so there is one definition of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+Index = Tensor | int
+
+EMPTY, PARTIAL, FULL = 0, 1, 2  # what a tile holds: no visible pair, some or unknown, all visible
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMask:
+    """Description of a mask that stays O(n) in memory.
+
+    Positions are absolute: query row r sits at ``r + query_offset``, key column c at c. A pair is visible when every
+    condition that is set allows it; ``n_global`` exempts the first columns from the window, and only from it.
+
+    Args:
+        causal: key j is visible to query i only if j <= i.
+        window: visible only if \\|i - j\\| < window; causal, that is ``window`` keys including the query's own.
+        n_global: this many first columns stay visible whatever the window.
+        key_padding: bool [batch, n_keys], True = real.
+        query_padding: bool [batch, n_queries], True = real; other rows are empty and count in nothing.
+        documents: int64 [batch, n_keys]; each run of equal ids is a document and pairs stay within one. The queries
+            own the last n_queries entries.
+        query_offset: position of query row 0; None means n_keys - n_queries (the last query sees the last key).
+
+    Raises:
+        ValueError: a value outside its range, or a tensor of the wrong type.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    n_global: int = 0
+    key_padding: Tensor | None = None
+    query_padding: Tensor | None = None
+    documents: Tensor | None = None
+    query_offset: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 (a query's own key) or None, got {self.window}")
+        if self.n_global < 0:
+            raise ValueError(f"n_global must not be negative, got {self.n_global}")
+        for name, dtype in (("key_padding", torch.bool), ("query_padding", torch.bool), ("documents", torch.int64)):
+            tensor = getattr(self, name)
+            if tensor is not None and (not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.ndim != 2):
+                raise ValueError(f"{name} must be a {dtype} tensor [batch, position], got {_describe(tensor)}")
+
+    def bind(self, batch: int, n_queries: int, n_keys: int, device: torch.device | str = "cpu") -> VisibleKeys:
+        """The mask for given sizes.
+
+        Raises:
+            ValueError: a mask tensor whose shape or device does not fit.
+        """
+        self._check(batch, n_queries, n_keys, torch.device(device))
+        offset = n_keys - n_queries if self.query_offset is None else self.query_offset
+        position = (torch.arange(n_queries, device=device) + offset)[None]  # [1, query]
+        first, end = torch.zeros_like(position), torch.full_like(position, n_keys)
+        if self.documents is not None:
+            first, end = _document_bounds(self.documents)
+            first, end = first[:, n_keys - n_queries :], end[:, n_keys - n_queries :]  # [batch, query]
+        if self.causal:
+            end = torch.minimum(end, position + 1)
+        main, global_columns = (first, end), None
+        if self.window is not None:
+            main = torch.maximum(first, position - self.window + 1), torch.minimum(end, position + self.window)
+            global_columns = first, torch.minimum(end, torch.full_like(end, self.n_global))
+        return VisibleKeys(
+            causal=self.causal,
+            query_offset=offset,
+            n_keys=n_keys,
+            key_padding=self.key_padding,
+            query_padding=self.query_padding,
+            **_disjoint_intervals(main, global_columns, self.query_padding, (batch, n_queries), n_keys),
+        )
+
+    def _check(self, batch: int, n_queries: int, n_keys: int, device: torch.device) -> None:
+        expected = {
+            "key_padding": (batch, n_keys),
+            "query_padding": (batch, n_queries),
+            "documents": (batch, n_keys),
+        }
+        for name, shape in expected.items():
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
+            if tensor.device != device:
+                raise ValueError(f"{name} is on {tensor.device}, the queries on {device}: move it there")
+        if self.documents is not None and n_queries > n_keys:
+            raise ValueError(
+                f"documents: the queries own the last n_queries entries, but there are {n_queries} queries "
+                f"for {n_keys} keys"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class VisibleKeys:
+    """A mask bound to sizes: two disjoint column intervals per query row, and the padding of the keys.
+
+    An interval without columns is [n_keys, 0), so that minima and maxima over rows pass it by. The global interval lies
+    left of the main one and does not touch it.
+    """
+
+    causal: bool
+    query_offset: int
+    n_keys: int
+    first: Tensor  # int64 [batch, query]
+    end: Tensor  # int64 [batch, query], exclusive
+    global_first: Tensor  # int64 [batch, query]
+    global_end: Tensor  # int64 [batch, query], exclusive
+    key_padding: Tensor | None  # bool [batch, key]
+    query_padding: Tensor | None  # bool [batch, query]
+
+    @property
+    def n_queries(self) -> int:
+        return self.first.shape[1]
+
+    def visible(self, batch: Index, row: Tensor, column: Tensor) -> Tensor:
+        """Whether the key of a column is visible to the query of a row; index tensors broadcast against each other."""
+        inside = (column >= self.first[batch, row]) & (column < self.end[batch, row])
+        inside |= (column >= self.global_first[batch, row]) & (column < self.global_end[batch, row])
+        if self.key_padding is not None:
+            inside &= self.key_padding[batch, column]
+        return inside
+
+    def distance(self, row: Tensor, column: Tensor) -> Tensor:
+        """i - j, or its absolute value without causality; indices broadcast against each other."""
+        offset = row + self.query_offset - column
+        return offset if self.causal else offset.abs()
+
+    def keys_per_query(self) -> Tensor:
+        """Number of visible keys, int64 [batch, query]."""
+        real = self.first.new_ones((self.first.shape[0], self.n_keys))  # [batch, key]
+        if self.key_padding is not None:
+            real = self.key_padding.long()
+        before = pad(real.cumsum(1), (1, 0))  # real keys left of a column
+        counts = torch.zeros_like(self.first)
+        for first, end in ((self.first, self.end), (self.global_first, self.global_end)):
+            counts += torch.where(end > first, before.gather(1, end) - before.gather(1, first), 0)
+        return counts
+
+    def sum_over_queries(self, weights: Tensor) -> Tensor:
+        """For every key, the sum of ``weights`` [batch, head, query] over the queries that see it.
+
+        A row covers the columns from ``first`` to ``end``, so the sum is that of the rows that have begun less that of
+        the rows that have ended. Sorting instead of scattering keeps the order of additions fixed on every device.
+
+        Returns:
+            float64 [batch, head, key]; sums of integers are exact.
+        """
+        shape = (*weights.shape[:2], self.n_keys)
+        columns = torch.arange(self.n_keys, device=weights.device).expand(shape[0], -1).contiguous()
+        total = torch.zeros(shape, dtype=torch.float64, device=weights.device)
+        for first, end in ((self.first, self.end), (self.global_first, self.global_end)):
+            kept = torch.where((end > first)[:, None], weights.double(), 0.0)
+            for bound, sign in ((first, 1.0), (end, -1.0)):
+                ordered, order = bound.sort(dim=1, stable=True)
+                sums = pad(kept.gather(2, order[:, None].expand(kept.shape)).cumsum(2), (1, 0))
+                n_rows = torch.searchsorted(ordered, columns, right=True)  # rows whose bound is at or before a column
+                total += sign * sums.gather(2, n_rows[:, None].expand(shape))
+        return total if self.key_padding is None else torch.where(self.key_padding[:, None], total, 0.0)
+
+    def tiles(self, row_block: int, column_block: int) -> Tensor:
+        """EMPTY, PARTIAL or FULL for every tile: uint8 [batch, row block, column block].
+
+        EMPTY and FULL are certain; a tile that cannot be told from the bounds of its rows alone is PARTIAL.
+        """
+        low = torch.arange(0, self.n_keys, column_block, device=self.first.device)  # [column block]
+        high = (low + column_block).clamp(max=self.n_keys)
+        empty = torch.ones((), dtype=torch.bool, device=low.device)
+        full = torch.zeros_like(empty)
+        for first, end in ((self.first, self.end), (self.global_first, self.global_end)):
+            earliest, latest = _block_bounds(first, row_block)  # [batch, row block, 1]
+            shortest, longest = _block_bounds(end, row_block)
+            empty = empty & ((earliest >= high) | (longest <= low))
+            full = full | ((latest <= low) & (shortest >= high))
+        if self.key_padding is not None:
+            real = pad(self.key_padding.long().cumsum(1), (1, 0))
+            count = (real[:, high] - real[:, low])[:, None]  # [batch, 1, column block]
+            empty, full = empty | (count == 0), full & (count == high - low)
+        return torch.where(empty, EMPTY, torch.where(full, FULL, PARTIAL)).to(torch.uint8)
+
+
+def _document_bounds(documents: Tensor) -> tuple[Tensor, Tensor]:
+    """First column and end of the run of equal ids that each column belongs to: two int64 [batch, key]."""
+    batch, n_keys = documents.shape
+    columns = torch.arange(n_keys, device=documents.device).expand(batch, -1)
+    changes = documents[:, 1:] != documents[:, :-1]  # [batch, key - 1]
+    starts = pad(changes, (1, 0), value=True)[:, :n_keys]
+    ends = pad(changes, (0, 1), value=True)[:, :n_keys]
+    first = torch.where(starts, columns, 0).cummax(1).values
+    end = torch.where(ends, columns + 1, n_keys).flip(1).cummin(1).values.flip(1)
+    return first, end
+
+
+def _disjoint_intervals(
+    main: tuple[Tensor, Tensor],
+    global_columns: tuple[Tensor, Tensor] | None,
+    query_padding: Tensor | None,
+    shape: tuple[int, int],
+    n_keys: int,
+) -> dict[str, Tensor]:
+    """The fields of VisibleKeys: bounds clipped, touching intervals merged, empty ones as [n_keys, 0)."""
+    first, end = _clip(*main, n_keys)
+    if global_columns is None:
+        global_first, global_end = torch.full_like(first, n_keys), torch.zeros_like(end)
+    else:
+        global_first, global_end = _clip(*global_columns, n_keys)
+        merge = (global_end >= first) | (end == 0)  # the global columns reach the others, or are alone
+        first = torch.where(merge, torch.minimum(first, global_first), first)
+        end = torch.where(merge, torch.maximum(end, global_end), end)
+        global_first, global_end = global_first.masked_fill(merge, n_keys), global_end.masked_fill(merge, 0)
+    bounds = {"first": first, "end": end, "global_first": global_first, "global_end": global_end}
+    for name, bound in bounds.items():
+        bounds[name] = bound.expand(shape)
+        if query_padding is not None:
+            bounds[name] = bounds[name].masked_fill(~query_padding, n_keys if "first" in name else 0)
+    return bounds
+
+
+def _clip(first: Tensor, end: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
+    first, end = torch.broadcast_tensors(first.clamp(min=0), end.clamp(max=n_keys))
+    return torch.where(first < end, first, n_keys), torch.where(first < end, end, 0)
+
+
+def _block_bounds(bound: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of a bound [batch, query] over blocks of rows: two [batch, row block, 1]."""
+    batch, n_rows = bound.shape
+    n_blocks = -(-n_rows // block)
+    last = bound[:, -1:].expand(-1, n_blocks * block - n_rows)
+    padded = torch.cat((bound, last), 1).view(batch, n_blocks, block)
+    return padded.amin(2)[..., None], padded.amax(2)[..., None]
+
+
+def _describe(tensor: object) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
