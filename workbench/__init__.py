@@ -1,1 +1,51 @@
-"""."""
+"""A mechanistic-interpretability workbench: a hookable Transformer whose flash attention emits attention statistics.
+
+Names are imported on first use, so that ``import workbench`` and the command line's help do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.config import TransformerConfig as TransformerConfig
+    from workbench.errors import CorruptWeightsError as CorruptWeightsError
+    from workbench.errors import ModelNotFoundError as ModelNotFoundError
+    from workbench.errors import UnsupportedModelError as UnsupportedModelError
+    from workbench.errors import WorkbenchError as WorkbenchError
+    from workbench.kernels import AttentionMask as AttentionMask
+    from workbench.kernels import MatchLabels as MatchLabels
+    from workbench.kernels import StatisticsRequest as StatisticsRequest
+    from workbench.statistics import ModelStatistics as ModelStatistics
+    from workbench.transformer import HookedTransformer as HookedTransformer
+
+    __version__: str
+
+_MODULE_OF = {
+    "AttentionMask": "workbench.kernels",
+    "CorruptWeightsError": "workbench.errors",
+    "HookedTransformer": "workbench.transformer",
+    "MatchLabels": "workbench.kernels",
+    "ModelNotFoundError": "workbench.errors",
+    "ModelStatistics": "workbench.statistics",
+    "StatisticsRequest": "workbench.kernels",
+    "TransformerConfig": "workbench.config",
+    "UnsupportedModelError": "workbench.errors",
+    "WorkbenchError": "workbench.errors",
+}
+__all__ = [*_MODULE_OF, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("attention-workbench")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
