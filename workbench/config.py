@@ -51,8 +51,6 @@ class TransformerConfig:
     # Hook points that cost memory, off until asked for (TransformerLens names).
     use_attn_result: bool = False
     use_split_qkv_input: bool = False
-    use_attn_in: bool = False
-    use_hook_mlp_in: bool = False
 
     # Provenance, printed with every result.
     model_name: str = "custom"

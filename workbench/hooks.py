@@ -1,0 +1,171 @@
+"""Hook points: the only module that imports transformer_lens, whose base classes and cache the model builds on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from transformer_lens.ActivationCache import ActivationCache
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.HookedRootModule import HookedRootModule
+
+from workbench.config import TransformerConfig
+
+__all__ = ["ActivationCache", "HookPoint", "HookedModel", "ReadOnlyHookPoint", "fresh", "select_hook_names"]
+
+NamesFilter = str | Collection[str] | Callable[[str], bool] | None
+Hooks = Sequence[tuple[str | Callable[[str], bool], Callable]]
+
+# Hook points that cost memory: the configuration flag that lets them fire, and its setter.
+_OPTIONAL_HOOKS = {
+    "hook_result": ("use_attn_result", "set_use_attn_result"),
+    "hook_q_input": ("use_split_qkv_input", "set_use_split_qkv_input"),
+    "hook_k_input": ("use_split_qkv_input", "set_use_split_qkv_input"),
+    "hook_v_input": ("use_split_qkv_input", "set_use_split_qkv_input"),
+}
+
+
+class ReadOnlyHookPoint(HookPoint):
+    """A hook point whose value the model reports but does not use; a hook that edits it raises.
+
+    Raises (when called):
+        ValueError: a hook returned a value, or changed the tensor in place.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        version = None if x.is_inference() else x._version
+        edited = super().__call__(x) is not x or (version is not None and x._version != version)
+        if edited:
+            raise ValueError(
+                f"{self.name} is read-only: it reports a statistic, so an edit would change nothing. "
+                "Return None from the hook; to intervene, hook attn.hook_pattern, attn.hook_z or attn.hook_v."
+            )
+        return x
+
+
+class HookedModel(HookedRootModule):
+    """TransformerLens' root module, without its silences: a name or a filter that selects nothing is an error."""
+
+    cfg: TransformerConfig
+
+    def run_with_cache(
+        self, *model_args: Any, names_filter: NamesFilter = None, remove_batch_dim: bool = False, **kwargs: Any
+    ) -> tuple[Any, ActivationCache]:
+        """Runs the model and returns (output, ActivationCache), as in TransformerLens.
+
+        Without ``names_filter`` the cache holds TransformerLens' hook points, attention patterns included; statistics
+        are cached when they are named. ``names_filter`` is a name, a collection of names, or a predicate.
+
+        Raises:
+            ValueError: a name that is no hook point, or a filter that matches nothing.
+            MemoryError: an unfiltered cache that would need more than half of the free memory.
+        """
+        names = self._active_hook_names(names_filter)
+        if names_filter is None:
+            names = [name for name in names if not isinstance(self.hook_dict[name], ReadOnlyHookPoint)]
+            model_input = model_args[0] if model_args else kwargs["input"]
+            tokens = model_input if isinstance(model_input, Tensor) else self.to_tokens(
+                model_input, return_attention_mask=True
+            )[0]  # fmt: skip
+            _check_cache_memory(self.cfg, names, torch.atleast_2d(tokens).shape[:2])
+        output, cache = super().run_with_cache(
+            *model_args, names_filter=names, remove_batch_dim=remove_batch_dim, **kwargs
+        )
+        return output, ActivationCache(cache, self, has_batch_dim=not remove_batch_dim)
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: Hooks = (),
+        bwd_hooks: Hooks = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[HookedModel]:
+        """A context in which the hooks, pairs of (name or predicate, function(tensor, hook=…)), are active.
+
+        Raises:
+            ValueError: a name or predicate that selects no hook point; nothing is then installed.
+        """
+        forward, backward = (
+            [(name, function) for names, function in hooks for name in self._active_hook_names(names)]
+            for hooks in (fwd_hooks, bwd_hooks)
+        )
+        with super().hooks(forward, backward, reset_hooks_end, clear_contexts):
+            yield self
+
+    def add_hook(self, name: str | Callable[[str], bool], hook: Callable, *args: Any, **kwargs: Any) -> None:
+        """Adds a hook that stays until ``reset_hooks``. Raises ValueError where ``name`` selects no hook point."""
+        for hook_name in self._active_hook_names(name):
+            super().add_hook(hook_name, hook, *args, **kwargs)
+
+    def _active_hook_names(self, names: NamesFilter) -> list[str]:
+        """The selected hook points that fire under the present configuration."""
+        switched_off = {
+            suffix: setter for suffix, (flag, setter) in _OPTIONAL_HOOKS.items() if not getattr(self.cfg, flag)
+        }
+        selected = select_hook_names(names, self.hook_dict)
+        active = [name for name in selected if _suffix(name) not in switched_off]
+        silent = set(selected) - set(active)
+        if silent and (not active or not (names is None or callable(names))):
+            name = min(silent)
+            raise ValueError(f"{name} does not fire yet; call model.{switched_off[_suffix(name)]}(True) first")
+        return active
+
+
+def select_hook_names(names: NamesFilter, available: Iterable[str]) -> list[str]:
+    """The hook names that ``names`` (a name, a collection of names or a predicate) selects, in the model's order.
+
+    Raises:
+        ValueError: a name that is no hook point (the message offers near ones), or a filter that matches nothing.
+    """
+    available = list(available)
+    if names is None:
+        return available
+    if callable(names):
+        selected = [name for name in available if names(name)]
+        if not selected:
+            raise ValueError("the hook filter matches no hook point of this model; model.hook_dict lists them")
+        return selected
+    wanted = [names] if isinstance(names, str) else list(names)
+    if not wanted:
+        raise ValueError("the list of hook names is empty; name a hook point or leave the filter out")
+    for name in wanted:
+        if name not in available:
+            near = difflib.get_close_matches(name, available, n=3, cutoff=0.5)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "; model.hook_dict lists them"
+            raise ValueError(f"no hook point is called {name!r}{hint}")
+    return [name for name in available if name in set(wanted)]
+
+
+def fresh(x: Tensor, n_copies: int) -> Tensor:
+    """[batch, pos, d] → [batch, pos, n_copies, d], writable: a hook may edit one copy in place."""
+    return x[:, :, None].expand(-1, -1, n_copies, -1).clone(memory_format=torch.contiguous_format)
+
+
+def _suffix(hook_name: str) -> str:
+    return hook_name.rpartition(".")[2]
+
+
+def _check_cache_memory(cfg: TransformerConfig, names: list[str], shape: tuple[int, ...]) -> None:
+    batch, pos = shape
+    heads, kv_heads, d_head = cfg.n_heads, cfg.n_key_value_heads, cfg.d_head
+    widths = {"hook_scale": 1, "hook_pre": cfg.d_mlp, "hook_pre_linear": cfg.d_mlp, "hook_post": cfg.d_mlp}
+    widths |= dict.fromkeys(("hook_pattern", "hook_attn_scores"), heads * pos)
+    widths |= dict.fromkeys(("hook_q", "hook_rot_q", "hook_z"), heads * d_head)
+    widths |= dict.fromkeys(("hook_k", "hook_rot_k", "hook_v"), kv_heads * d_head)
+    widths |= dict.fromkeys(("hook_result", "hook_q_input"), heads * cfg.d_model)
+    widths |= dict.fromkeys(("hook_k_input", "hook_v_input"), kv_heads * cfg.d_model)
+    per_token = sum(widths.get(_suffix(name), cfg.d_model) for name in names)
+    needed = batch * pos * per_token * cfg.dtype.itemsize
+    free = torch.cuda.mem_get_info(cfg.device)[0] if cfg.device.type == "cuda" else psutil.virtual_memory().available
+    if needed > free / 2:
+        raise MemoryError(
+            f"caching every hook point of {batch} × {pos} tokens needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
+            "are free. Pass names_filter with what you need, for example "
+            "names_filter=lambda name: name.endswith('hook_z'), or use run_with_statistics for attention statistics."
+        )
