@@ -51,7 +51,7 @@ def attention_weights(scores: Tensor, sink_logits: Tensor | None = None) -> tupl
 
     Returns:
         The pattern [batch, head, query, key], lse [batch, head, query], and the virtual column's weight
-        [batch, head, query] or None. A row without a key has weights 0 and lse -inf (its sink logit where there is one).
+        [batch, head, query] or None. A row without a key has weights 0 and lse -inf (or its sink logit).
     """
     n_keys = scores.shape[3]
     if sink_logits is None:
@@ -71,7 +71,7 @@ def attention_weights(scores: Tensor, sink_logits: Tensor | None = None) -> tupl
 def pattern_statistics(
     pattern: Tensor, *, mask: AttentionMask, request: StatisticsRequest, virtual_mass: Tensor | None = None
 ) -> AttentionStatistics:
-    """Every requested statistic of a pattern [batch, head, query, key], the one that multiplies v; lse is no part of it.
+    """Every requested statistic of the pattern [batch, head, query, key] that multiplies v; lse is no part of it.
 
     ``virtual_mass`` [batch, head, query] is the weight of the virtual column where there are sink logits; the entropy
     includes it.
@@ -139,7 +139,7 @@ def _statistics(
     if request.match:
         earlier = column < row + mask.query_offset  # [query, key]
         found["match_mass"] = {
-            name: (p * (earlier & labels.pairs())[:, None]).sum(3) for name, labels in request.match.items()
+            name: (p * (earlier & labels.pairs())[:, None]).sum(3) for name, labels in request.labels().items()
         }
     if request.classes is not None:
         found["class_mass"] = p @ request.class_indicators(p.dtype)[:, None]

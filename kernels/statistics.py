@@ -116,10 +116,8 @@ class StatisticsRequest:
         Raises:
             ValueError: naming the field.
         """
-        if not isinstance(self.match, Mapping):
-            raise ValueError("match must map names to MatchLabels here (match_labels makes them); names are for models")
         expected: list[tuple[str, Tensor, list[int]]] = []
-        for name, labels in self.match.items():
+        for name, labels in self.labels().items():
             expected.append((f"match[{name!r}].query", labels.query, [batch, n_queries]))
             expected.append((f"match[{name!r}].key", labels.key, [batch, n_keys]))
         if self.classes is not None:
@@ -138,6 +136,16 @@ class StatisticsRequest:
                 raise ValueError(f"{name} is on {tensor.device}, the queries on {device}: move it there")
         if self.top_keys > n_keys:
             raise ValueError(f"top_keys asks for {self.top_keys} of {n_keys} keys")
+
+    def labels(self) -> Mapping[str, MatchLabels]:
+        """``match`` as attention needs it.
+
+        Raises:
+            ValueError: names without labels.
+        """
+        if not isinstance(self.match, Mapping):
+            raise ValueError("match must map names to MatchLabels here (match_labels makes them); names are for models")
+        return self.match
 
     def sink_positions(self, batch: int, n_keys: int, device: torch.device) -> Tensor:
         """Columns of the sink, each once, -1 for unused: int64 [batch, m]."""
@@ -197,8 +205,8 @@ def match_labels(
     """Labels for tokens int64 [batch, n] that attend to themselves.
 
     "induction" marks the keys that follow an earlier occurrence of the query's token (Olsson et al. 2022), "duplicate"
-    the earlier occurrences themselves (Wang et al. 2022). Padding matches nothing, and the first real token of a sequence
-    or document follows nothing.
+    the earlier occurrences themselves (Wang et al. 2022). Padding matches nothing, and the first real token of a
+    sequence or document follows nothing.
 
     Raises:
         ValueError: an unknown name, or tensors that do not fit.
