@@ -1,0 +1,123 @@
+"""What every family shares: the bookkeeping that accounts for each attribute of a Hugging Face configuration."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.config import ActivationName, TransformerConfig
+from workbench.errors import UnsupportedModelError
+from workbench.loading.weights import WeightRule
+
+ANY = None  # in a table of harmless attributes: whatever its value
+
+Harmless = Mapping[str, Collection[Any] | None]
+
+_REQUIRED = object()
+
+# Attributes of any Hugging Face configuration that do not enter the forward pass of an evaluated causal language
+# model: provenance, generation defaults, training settings, classification heads.
+_NO_EFFECT = (
+    "architectures", "_name_or_path", "_commit_hash", "transformers_version", "transformers.js_config",
+    "tokenizer_class", "dtype", "torch_dtype", "torchscript", "use_bfloat16", "use_cache", "gradient_checkpointing",
+    "initializer_range", "return_dict", "output_attentions", "output_hidden_states", "output_scores",
+    "return_dict_in_generate", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
+    "chunk_size_feed_forward", "is_decoder", "id2label", "label2id", "num_labels", "_num_labels", "problem_type",
+    "finetuning_task", "task_specific_params", "tf_legacy_loss", "bos_token_id", "eos_token_id", "pad_token_id",
+    "sep_token_id", "decoder_start_token_id", "prefix", "bad_words_ids", "forced_bos_token_id",
+    "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "max_length", "min_length", "do_sample",
+    "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p",
+    "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty", "unsloth_version",
+    "unsloth_fixed",
+)  # fmt: skip
+
+# A tuple limits the values to those that switch the feature off.
+_HARMLESS_EVERYWHERE: Harmless = {
+    **dict.fromkeys(_NO_EFFECT, ANY),
+    "is_encoder_decoder": (False,),
+    "tie_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "pruned_heads": ({}, None),
+}
+
+ACTIVATIONS: Mapping[str, ActivationName] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table of supported architectures.
+
+    Attributes:
+        architectures: Hugging Face ``model_type`` -> the class that carries the language-model head.
+        map_config: ``(hf_config, n_ctx) -> TransformerConfig``; refuses what the model cannot express.
+        weight_rules: from Hugging Face tensor names, without ``base_prefix``, to ours.
+        base_prefix: what the headed model puts before the names of the base model; checkpoints come with and without.
+        harmless_tensors: name patterns of tensors that hold no parameter.
+        tied: (output, input) embedding names, which must be equal where the configuration ties them.
+    """
+
+    architectures: Mapping[str, str]
+    map_config: Callable[[Mapping[str, Any], int | None], TransformerConfig]
+    weight_rules: tuple[WeightRule, ...]
+    base_prefix: str
+    harmless_tensors: tuple[str, ...]
+    tied: tuple[str, str]
+
+
+class ConfigAttributes:
+    """A Hugging Face configuration of which every attribute must be taken, or be harmless, before ``finish``."""
+
+    def __init__(self, hf_config: Mapping[str, Any]) -> None:
+        self.family = str(hf_config["model_type"])
+        self._left = {name: value for name, value in hf_config.items() if name != "model_type"}
+
+    def take(self, name: str, default: Any = _REQUIRED) -> Any:
+        """The attribute's value, which counts as handled from here on.
+
+        Raises:
+            UnsupportedModelError: it is absent and has no default.
+        """
+        if name in self._left:
+            return self._left.pop(name)
+        if default is _REQUIRED:
+            raise UnsupportedModelError(f"{self.family}: the configuration lacks {name}; add it to config.json")
+        return default
+
+    def take_activation(self, name: str, default: str) -> ActivationName:
+        """An activation function under our name."""
+        activation = self.take(name, default)
+        if activation not in ACTIVATIONS:
+            raise self.refusal(name, activation, f"supported are {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[activation]
+
+    def refusal(self, name: str, value: Any, advice: str) -> UnsupportedModelError:
+        """The error for an attribute that the model cannot express."""
+        return UnsupportedModelError(f"{self.family}: {name} = {reprlib.repr(value)} is not supported; {advice}")
+
+    def finish(self, harmless: Harmless) -> None:
+        """Refuse whatever was neither taken nor is harmless.
+
+        Raises:
+            UnsupportedModelError: naming the first such attribute and its value.
+        """
+        table = {**_HARMLESS_EVERYWHERE, **harmless}
+        for name, value in self._left.items():
+            if name not in table:
+                advice = "if it leaves the computation as it is, remove it from the configuration"
+                raise self.refusal(name, value, advice)
+            allowed = table[name]
+            if allowed is not ANY and value not in allowed:
+                raise self.refusal(name, value, f"supported is {' or '.join(map(repr, allowed))}")

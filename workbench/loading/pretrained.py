@@ -1,0 +1,142 @@
+"""From whatever names a model to the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from workbench.config import AttentionBackend
+from workbench.errors import ModelNotFoundError, UnsupportedModelError
+from workbench.loading import huggingface, sources
+from workbench.loading.checkpoint import Checkpoint
+from workbench.loading.families import find_family
+from workbench.loading.gguf import gguf_checkpoint
+from workbench.loading.progress import Progress, terminal_progress
+from workbench.loading.weights import convert_weights, refuse_untied
+
+if TYPE_CHECKING:
+    from workbench.transformer import HookedTransformer
+
+
+def load_pretrained(
+    source: str | Path | nn.Module,
+    *,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    revision: str | None = None,
+    n_ctx: int | None = None,
+    attention_backend: AttentionBackend = "auto",
+    progress: Progress | None = None,
+) -> HookedTransformer:
+    """Loads a model in evaluation mode; ``HookedTransformer.from_pretrained`` describes the arguments.
+
+    Args:
+        device: None means the CPU.
+        revision: a branch, tag or commit; only for ids on the Hugging Face hub.
+        progress: called as work that takes long proceeds; None shows a bar on the terminal.
+
+    Raises:
+        ModelNotFoundError: no model goes by ``source``; the message offers near names.
+        UnsupportedModelError: an architecture or attribute that would give wrong numbers if it were ignored.
+        CorruptWeightsError: weights that are truncated or do not belong to their configuration.
+        ValueError: an argument that does not fit.
+    """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point torch.dtype such as torch.float32, got {dtype!r}")
+    if n_ctx is not None and (not isinstance(n_ctx, int) or n_ctx < 1):
+        raise ValueError(f"n_ctx must be a positive integer, got {n_ctx!r}")
+    with terminal_progress() if progress is None else nullcontext(progress) as report:
+        checkpoint = open_checkpoint(source, tokenizer=tokenizer, revision=revision, progress=report)
+        return _build(checkpoint, torch.device(device or "cpu"), dtype, n_ctx, attention_backend, report)
+
+
+def open_checkpoint(
+    source: str | Path | nn.Module, *, tokenizer: Any, revision: str | None, progress: Progress
+) -> Checkpoint:
+    """Finds out what ``source`` is, fetches it where need be, and opens it.
+
+    Raises:
+        ModelNotFoundError, UnsupportedModelError, CorruptWeightsError: as ``load_pretrained``.
+        ValueError: a revision for something that has none, or a source of a wrong type.
+    """
+    if isinstance(source, nn.Module):
+        _refuse_revision(revision, "a model in memory")
+        return huggingface.model_checkpoint(source, tokenizer=tokenizer)
+    if not isinstance(source, (str, Path)) or not str(source):
+        raise ValueError(f"source must be a name, a path or a transformers model, got {source!r}")
+    if source in sources.KNOWN_MODELS:
+        _refuse_revision(revision, "a known name, which is one fixed artefact,")
+        folder = sources.fetch(str(source), progress)
+        return dataclasses.replace(huggingface.folder_checkpoint(folder, tokenizer=tokenizer), model_name=str(source))
+    path = Path(source).expanduser()
+    if path.exists():
+        _refuse_revision(revision, "a local path")
+        if path.is_dir():
+            return huggingface.folder_checkpoint(path, tokenizer=tokenizer)
+        return gguf_checkpoint(path, tokenizer=tokenizer)
+    if isinstance(source, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) or source.endswith(".gguf"):
+        raise ModelNotFoundError(f"there is no folder or file {source}")
+    try:
+        folder = huggingface.download_from_hub(source, revision)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"no model {source!r}: {sources.near_names(source)}. {error}") from None
+    checkpoint = huggingface.folder_checkpoint(folder, tokenizer=tokenizer, revision=folder.name)
+    return dataclasses.replace(checkpoint, model_name=source, described_as=source)
+
+
+def _refuse_revision(revision: str | None, what: str) -> None:
+    if revision is not None:
+        raise ValueError(f"{what} has no revisions; leave revision out, got {revision!r}")
+
+
+def _build(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    n_ctx: int | None,
+    attention_backend: AttentionBackend,
+    progress: Progress,
+) -> HookedTransformer:
+    from workbench.transformer import HookedTransformer
+
+    family = find_family(checkpoint.hf_config, checkpoint.described_as)
+    try:
+        cfg = family.map_config(checkpoint.hf_config, n_ctx)
+    except (ValueError, TypeError) as error:  # the latter from sizes that are no numbers
+        raise UnsupportedModelError(f"{checkpoint.described_as}: {error}") from None
+    stored, wanted = checkpoint.weights_description, str(dtype).removeprefix("torch.")
+    cfg = dataclasses.replace(
+        cfg,
+        model_name=checkpoint.model_name,
+        revision=checkpoint.revision,
+        weights_description=stored if stored.split()[-1] == wanted else f"{stored}, cast to {wanted}",
+        device=device,
+        dtype=dtype,
+        attention_backend=attention_backend,
+    )
+    # Built without memory of its own: the converted tensors become the parameters.
+    with torch.device("meta"):
+        model = HookedTransformer(dataclasses.replace(cfg, device=torch.device("meta")), checkpoint.tokenizer)
+    harmless = family.harmless_tensors
+    if cfg.tie_word_embeddings:
+        refuse_untied(checkpoint.tensors, family.tied, family.base_prefix, checkpoint.described_as)
+        harmless += (family.tied[0],)
+    state = convert_weights(
+        checkpoint.tensors,
+        family.weight_rules,
+        cfg,
+        {name: parameter.shape for name, parameter in model.named_parameters()},
+        prefix=family.base_prefix,
+        harmless=harmless,
+        described_as=checkpoint.described_as,
+        progress=progress,
+    )
+    model.load_state_dict(state, assign=True)
+    return model.to(device).eval()
