@@ -303,7 +303,8 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
+            # Without memory there is nothing to draw, and torch would import its compiler for it.
+            if parameter.dim() > 1 and not parameter.is_meta:
                 into_residual = name.endswith(("W_O", "W_out"))
                 nn.init.normal_(parameter, std=0.02 / (2 * self.cfg.n_layers) ** 0.5 if into_residual else 0.02)
 
