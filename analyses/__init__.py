@@ -1,1 +1,57 @@
-"""."""
+"""Questions asked of a model. Each analysis is a function that returns a typed result; see ``Result``.
+
+Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.analyses.heads import HeadStatistics as HeadStatistics
+    from workbench.analyses.heads import head_statistics as head_statistics
+    from workbench.analyses.induction import InductionHeads as InductionHeads
+    from workbench.analyses.induction import induction_heads as induction_heads
+    from workbench.analyses.patterns import HeadPattern as HeadPattern
+    from workbench.analyses.patterns import head_pattern as head_pattern
+    from workbench.analyses.prompts import RepeatedTokens as RepeatedTokens
+    from workbench.analyses.prompts import chunked_text as chunked_text
+    from workbench.analyses.prompts import repeated_random_tokens as repeated_random_tokens
+    from workbench.analyses.result import Provenance as Provenance
+    from workbench.analyses.result import Quantity as Quantity
+    from workbench.analyses.result import Result as Result
+    from workbench.analyses.result import ResultFileError as ResultFileError
+    from workbench.analyses.result import load_result as load_result
+    from workbench.analyses.sinks import AttentionSinks as AttentionSinks
+    from workbench.analyses.sinks import attention_sinks as attention_sinks
+
+_MODULE_OF = {
+    "AttentionSinks": "sinks",
+    "HeadPattern": "patterns",
+    "HeadStatistics": "heads",
+    "InductionHeads": "induction",
+    "Provenance": "result",
+    "Quantity": "result",
+    "RepeatedTokens": "prompts",
+    "Result": "result",
+    "ResultFileError": "result",
+    "attention_sinks": "sinks",
+    "chunked_text": "prompts",
+    "head_pattern": "patterns",
+    "head_statistics": "heads",
+    "induction_heads": "induction",
+    "load_result": "result",
+    "repeated_random_tokens": "prompts",
+}
+__all__ = list(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,150 @@
+"""One table of every per-head attention statistic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from workbench.analyses.result import Quantity, Result
+from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
+from workbench.analyses.scores import MIN_FOR_INTERVAL, SCORES, measure_heads
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class HeadStatistics(Result):
+    """Scores [layer, head] (the names of SCORES), with ``…_low`` and ``…_high`` from 20 sequences on.
+
+    ``received`` [layer, head, key] is the mean weight that each key position gets from the real queries that see it.
+    """
+
+    kind: ClassVar[str] = "head_statistics"
+    figure_kinds: ClassVar[tuple[str, ...]] = ("map", "scatter", "received")
+    frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
+
+    @property
+    def score_names(self) -> list[str]:
+        """The scores that some query rows are defined for."""
+        return [name for name in SCORES if name in self and np.isfinite(self[name]).any()]
+
+    def top(self, score: str, n: int = 5) -> list[tuple[int, int]]:
+        """(layer, head) of the ``n`` heads with the largest score, in order.
+
+        Raises:
+            ValueError: an unknown score, or one that no row of these inputs is defined for.
+        """
+        values = self._score(score)
+        order = np.argsort(-values, axis=None, kind="stable")[:n]
+        return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, values.shape), strict=True)]
+
+    def summary(self) -> str:
+        lines = [self.provenance.sentence(), f"{'score':<26}{'largest':>9}  head      mean over heads  rows used"]
+        for name in self.score_names:
+            layer, head = self.top(name, 1)[0]
+            lines.append(
+                f"{name:<26}{self[name][layer, head]:>9.3f}  {f'L{layer}H{head}':<10}"
+                f"{self[name].mean():>14.3f}{self.coverage[name]:>11.0%}"
+            )
+        if absent := [name for name in SCORES if name not in self.score_names]:
+            lines.append(f"Not defined on these inputs, as no token occurs twice: {', '.join(absent)}.")
+        if self.provenance.n_sequences < MIN_FOR_INTERVAL:
+            lines.append(f"Fewer than {MIN_FOR_INTERVAL} sequences: no intervals.")
+        return "\n".join(lines)
+
+    def _score(self, name: str) -> np.ndarray:
+        if name not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(SCORES)}, got {name!r}")
+        if name not in self.score_names:
+            raise ValueError(f"{name} has no query row in these inputs: no token occurs twice")
+        return self[name]
+
+    def _label(self, score: str) -> str:
+        from workbench.analyses.figures import axis_label
+
+        return axis_label(score, self.quantities[score].unit)
+
+    def _figure_map(self, *, score: str = "prefix_matching", theme: str = "light") -> go.Figure:
+        from workbench.analyses import figures
+
+        values = self._score(score)
+        return figures.head_map(values, label=self._label(score), upper=SCORES[score].upper, theme=theme)
+
+    def _figure_scatter(
+        self, *, x: str = "previous_token", y: str = "prefix_matching", theme: str = "light"
+    ) -> go.Figure:
+        from workbench.analyses import figures
+
+        return figures.head_scatter(
+            self._score(x), self._score(y), x_label=self._label(x), y_label=self._label(y), theme=theme
+        )
+
+    def _figure_received(self, *, layer: int = 0, theme: str = "light") -> go.Figure:
+        from workbench.analyses import figures
+
+        received = self["received"]
+        if not 0 <= layer < len(received):
+            raise ValueError(f"layer must be between 0 and {len(received) - 1}, got {layer}")
+        label = "mean weight received"
+        return figures.position_map(received[layer], rows="head", columns="key position", label=label, theme=theme)
+
+
+def head_statistics(
+    model: Any,
+    tokens: Input,
+    *,
+    attention_mask: Tensor | None = None,
+    sink_keys: int = 4,
+    confidence: float = 0.95,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> HeadStatistics:
+    """Every per-head attention statistic of a model on some inputs, in one run per batch and O(n) memory.
+
+    Means are taken over all rows of all sequences together. From 20 sequences on they come with a percentile bootstrap
+    interval over sequences.
+
+    Args:
+        model: a HookedTransformer, or a TransformerBridge (O(n²) memory, sequences of one length).
+        tokens: text, texts, or token ids [batch, pos] with their ``attention_mask`` (1 or true = real).
+        sink_keys: so many first real tokens of a sequence make up ``sink_mass``.
+        confidence: of the intervals.
+        seed: of the bootstrap.
+        progress: called with the fraction done and what was done.
+
+    Raises:
+        ValueError: inputs that the model refuses, a sequence without a real token, or an option out of its range.
+    """
+    if sink_keys < 1:
+        raise ValueError(f"sink_keys must be at least 1, got {sink_keys}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    sequences = Sequences.read(model, tokens, attention_mask)
+    measured = measure_heads(model, sequences, sink_keys, progress)
+    quantities: dict[str, Quantity] = {}
+    for name, score in measured.scores.items():
+        about = SCORES[name]
+        values: Sequence[tuple[str, np.ndarray, str]] = [("", score.mean, about.definition.format(k=sink_keys))]
+        if len(sequences) >= MIN_FOR_INTERVAL and score.counts.all():
+            low, high = score.interval(confidence, seed)
+            end = f"end of the {confidence:.0%} bootstrap interval of {name} over sequences"
+            values = [*values, ("_low", low, f"lower {end}"), ("_high", high, f"upper {end}")]
+        for suffix, array, definition in values:
+            quantities[name + suffix] = Quantity(array, ("layer", "head"), about.unit, definition)
+    quantities["received"] = Quantity(
+        measured.received,
+        ("layer", "head", "key"),
+        "share of 1",
+        "weight that the key-th real token gets, mean over the real queries that see it, then over sequences",
+    )
+    return HeadStatistics(
+        quantities=quantities,
+        provenance=provenance(model, sequences),
+        settings={"sink_keys": sink_keys, "confidence": confidence, "seed": seed},
+        coverage={name: score.coverage for name, score in measured.scores.items()},
+    )

@@ -1,0 +1,165 @@
+"""Token sequences that analyses run on: repeated random tokens, and text in pieces of equal length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+Spacing = Literal["fixed", "random gaps"]
+
+GAPS_PER_COPY = 8  # "random gaps" cuts a copy about once in so many tokens
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedTokens:
+    """Random sequences in which every token of a first copy comes again.
+
+    Args:
+        tokens: int64 [sequence, pos].
+        copy: int64 [sequence, pos], 0 for the first copy, 1 for its first repetition, …; −1 for BOS and fillers.
+        index: int64 [sequence, pos], place within the copy from 0 to length − 1; −1 for BOS and fillers.
+        has_bos: whether position 0 is BOS.
+    """
+
+    tokens: Tensor
+    copy: Tensor
+    index: Tensor
+    has_bos: bool
+
+    @property
+    def predictable(self) -> Tensor:
+        """bool [sequence, pos]: tokens that repeat both themselves and the token before them (copy ≥ 1)."""
+        follows = (self.copy[:, 1:] == self.copy[:, :-1]) & (self.index[:, 1:] == self.index[:, :-1] + 1)
+        return pad(follows & (self.copy[:, 1:] > 0), (1, 0))
+
+
+def repeated_random_tokens(
+    model: Any,
+    *,
+    length: int = 64,
+    n_sequences: int = 8,
+    n_copies: int = 2,
+    spacing: Spacing = "fixed",
+    seed: int = 0,
+    prepend_bos: bool | None = None,
+) -> RepeatedTokens:
+    """BOS, ``length`` random tokens, and the same tokens again (Olsson et al. 2022, section on head classification).
+
+    Tokens are drawn without replacement from the vocabulary without special tokens, for each sequence anew.
+
+    Args:
+        spacing: "fixed" puts the copies one after the other, so that every repetition lies ``length`` tokens back.
+            "random gaps" breaks each repetition up with ``length`` fresh tokens at random places, other ones in each
+            sequence: a head that goes by position alone then misses.
+        n_copies: how often the tokens occur.
+        prepend_bos: None means: if the model's tokenizer has a BOS token.
+
+    Raises:
+        ValueError: a vocabulary or a context too small for that, or an option out of its range.
+    """
+    if spacing not in get_args(Spacing):
+        raise ValueError(f"spacing must be one of {', '.join(map(repr, get_args(Spacing)))}, got {spacing!r}")
+    for name, value, least in (("length", length, 2), ("n_sequences", n_sequences, 1), ("n_copies", n_copies, 2)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    bos = bos_token(model, prepend_bos)
+    n_fillers = length * (n_copies - 1) if spacing == "random gaps" else 0
+    n_positions = (bos is not None) + length * n_copies + n_fillers
+    if n_positions > model.cfg.n_ctx:
+        raise ValueError(
+            f"{n_copies} copies of {length} tokens make {n_positions} positions with spacing {spacing!r}, but the "
+            f"model's context holds {model.cfg.n_ctx}; choose a smaller length"
+        )
+    ordinary = ordinary_tokens(model)
+    if len(ordinary) < length + n_fillers:
+        raise ValueError(
+            f"the model's vocabulary has {len(ordinary)} ordinary tokens, too few to draw "
+            f"{length + n_fillers} different ones; choose a smaller length"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(n_sequences):
+        drawn = ordinary[torch.randperm(len(ordinary), generator=generator)[: length + n_fillers]]
+        copy, index = _places(length, n_copies, spacing == "random gaps", generator)
+        row = torch.empty_like(copy)
+        row[index >= 0] = drawn[index[index >= 0]]
+        row[index < 0] = drawn[length:]
+        rows.append((row, copy, index))
+    tokens, copy, index = (torch.stack(parts) for parts in zip(*rows, strict=True))
+    if bos is not None:
+        tokens, copy, index = (
+            pad(part, (1, 0), value=first) for part, first in ((tokens, bos), (copy, -1), (index, -1))
+        )
+    return RepeatedTokens(tokens=tokens, copy=copy, index=index, has_bos=bos is not None)
+
+
+def _places(length: int, n_copies: int, gaps: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Copy and index of every position after BOS, each int64 [pos]; −1 marks fillers."""
+    indices, copies = [torch.arange(length)], [torch.zeros(length, dtype=torch.int64)]
+    for copy in range(1, n_copies):
+        index = torch.arange(length)
+        if gaps:
+            # Each filler goes before one of a few tokens that are drawn first: long gaps, and runs between them.
+            cuts = torch.randperm(length, generator=generator)[: max(1, length // GAPS_PER_COPY)]
+            before = cuts[torch.randint(len(cuts), (length,), generator=generator)]
+            order = torch.cat((index, before - 0.5)).argsort(stable=True)
+            index = torch.cat((index, torch.full((length,), -1)))[order]
+        indices.append(index)
+        copies.append(torch.where(index >= 0, copy, -1))
+    return torch.cat(copies), torch.cat(indices)
+
+
+def chunked_text(
+    model: Any, text: str, *, length: int, prepend_bos: bool | None = None, max_chunks: int | None = None
+) -> Tensor:
+    """A text as sequences of ``length`` tokens each, BOS of every sequence included: int64 [sequence, length].
+
+    Tokens that fill no whole sequence at the end are left out.
+
+    Raises:
+        ValueError: a text shorter than one sequence, or a length out of range.
+    """
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("this model has no tokenizer: pass token ids, or load it with tokenizer=…")
+    bos = bos_token(model, prepend_bos)
+    n_bos = int(bos is not None)
+    if not n_bos < length <= model.cfg.n_ctx:
+        raise ValueError(
+            f"length must be between {n_bos + 1} and {model.cfg.n_ctx} (the model's context), got {length}"
+        )
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    n_chunks = len(ids) // (length - n_bos)
+    if n_chunks == 0:
+        raise ValueError(
+            f"the text has {len(ids)} tokens, which do not fill one sequence of {length}; "
+            "choose a smaller length or a longer text"
+        )
+    if max_chunks is not None:
+        n_chunks = min(n_chunks, max_chunks)
+    chunks = torch.tensor(ids[: n_chunks * (length - n_bos)]).view(n_chunks, length - n_bos)
+    return chunks if bos is None else pad(chunks, (1, 0), value=bos)
+
+
+def bos_token(model: Any, prepend_bos: bool | None) -> int | None:
+    """The id to prepend, or None. Raises ValueError where BOS is asked for and there is none."""
+    bos = getattr(getattr(model, "tokenizer", None), "bos_token_id", None)
+    if prepend_bos and bos is None:
+        raise ValueError("prepend_bos=True, but the model's tokenizer has no BOS token; leave prepend_bos out")
+    return None if prepend_bos is False else bos
+
+
+def ordinary_tokens(model: Any) -> Tensor:
+    """Ids that stand for text: all but special tokens and rows of the embedding that the tokenizer never gives."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        return torch.arange(model.cfg.d_vocab)
+    used = torch.zeros(model.cfg.d_vocab, dtype=torch.bool)
+    used[: len(tokenizer)] = True
+    special = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
+    used[[i for i in special if i < model.cfg.d_vocab]] = False
+    return used.nonzero().flatten()

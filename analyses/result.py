@@ -1,0 +1,288 @@
+"""What every analysis returns: named arrays that say what they are and where they come from, and their files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import os
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from workbench.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+FORMAT, FORMAT_VERSION = "attention-workbench result", 1
+
+# Where each kind of result lives: a file names its kind, never a module.
+_CLASSES = {
+    "attention_sinks": ("workbench.analyses.sinks", "AttentionSinks"),
+    "head_pattern": ("workbench.analyses.patterns", "HeadPattern"),
+    "head_statistics": ("workbench.analyses.heads", "HeadStatistics"),
+    "induction_heads": ("workbench.analyses.induction", "InductionHeads"),
+}
+
+
+class ResultFileError(WorkbenchError, ValueError):
+    """A result that cannot be written, or files that are no result, damaged, or not of the same save."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantity:
+    """One array of a result.
+
+    Args:
+        values: numbers, truth values or text; kept as a read-only copy.
+        axes: one name per axis, such as ("layer", "head").
+        unit: "nats", "share of 1", "tokens", …; empty where there is none.
+        definition: one line that says what a value is and over what it is averaged.
+    """
+
+    values: np.ndarray
+    axes: tuple[str, ...]
+    unit: str
+    definition: str
+
+    def __post_init__(self) -> None:
+        values = np.array(self.values)
+        if values.dtype.kind not in "biufU":
+            raise ValueError(f"values must be numbers, truth values or text, got {values.dtype}")
+        if values.ndim != len(self.axes):
+            raise ValueError(f"values have {values.ndim} axes, but axes names {len(self.axes)}: {self.axes}")
+        values.setflags(write=False)
+        object.__setattr__(self, "values", values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Which model, which weights, which tokens and which software a result comes from."""
+
+    model_name: str
+    revision: str | None
+    weights: str  # precision and quantisation, in words
+    inputs_sha256: str  # of token ids (int64) and mask (bool), row after row, pads as 0
+    n_sequences: int
+    n_tokens: int  # real tokens, BOS included
+    bos: str  # whether the sequences start with BOS, in words
+    versions: Mapping[str, str]
+
+    def sentence(self) -> str:
+        """One line for summaries and figure captions."""
+        revision = f", revision {self.revision}" if self.revision else ""
+        plural = "s" if self.n_sequences > 1 else ""
+        return (
+            f"{self.model_name} ({self.weights}{revision}), {self.n_sequences} sequence{plural}, "
+            f"{self.n_tokens:,} tokens, {self.bos}."
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Result:
+    """Base of all results. ``result["entropy"]`` is the array, ``result.quantities["entropy"]`` also says what it is.
+
+    Args:
+        quantities: name → Quantity; axes of the same name have the same length.
+        coordinates: axis → the labels or numbers of its entries, where they are not 0, 1, 2, ….
+        settings: the options of the analysis, seeds included, as JSON types.
+        coverage: name → share of the real query rows that a mean is taken over.
+        provenance: model, inputs and software.
+    """
+
+    kind: ClassVar[str]
+    figure_kinds: ClassVar[tuple[str, ...]]  # the first is the default
+    frame_axes: ClassVar[tuple[str, ...]]  # of the default frame
+
+    quantities: Mapping[str, Quantity]
+    provenance: Provenance
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    coverage: Mapping[str, float] = field(default_factory=dict)
+    coordinates: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes: dict[str, int] = {axis: len(entries) for axis, entries in self.coordinates.items()}
+        for name, quantity in self.quantities.items():
+            for axis, size in zip(quantity.axes, quantity.values.shape, strict=True):
+                if sizes.setdefault(axis, size) != size:
+                    raise ValueError(f"{name} has {size} entries along {axis}, elsewhere there are {sizes[axis]}")
+        for name in ("settings", "coverage", "coordinates"):
+            plain = json.loads(json.dumps(dict(getattr(self, name)), allow_nan=False))
+            object.__setattr__(self, name, MappingProxyType(plain))
+        object.__setattr__(self, "quantities", MappingProxyType(dict(self.quantities)))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.quantities:
+            raise KeyError(f"{name!r} is not in this result; it holds {', '.join(self.quantities)}")
+        return self.quantities[name].values
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.quantities
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.provenance.model_name}: {', '.join(self.quantities)})"
+
+    def names(self, *axes: str) -> list[str]:
+        """The quantities that have exactly these axes, in order."""
+        return [name for name, quantity in self.quantities.items() if quantity.axes == axes]
+
+    def to_frame(self, *axes: str) -> pd.DataFrame:
+        """A tidy table: one row per combination of the axes, one column per quantity that has exactly these axes.
+
+        Without arguments the table of the result's main axes (``frame_axes``).
+
+        Raises:
+            ValueError: no quantity has these axes.
+        """
+        import pandas as pd
+
+        axes = axes or self.frame_axes
+        names = self.names(*axes)
+        if not names:
+            known = sorted({" × ".join(quantity.axes) for quantity in self.quantities.values() if quantity.axes})
+            raise ValueError(f"no quantity has the axes {' × '.join(axes)}; there are {', '.join(known)}")
+        shape = self[names[0]].shape
+        entries = [self.coordinates.get(axis, range(size)) for axis, size in zip(axes, shape, strict=True)]
+        index = pd.MultiIndex.from_product(entries, names=axes)
+        return pd.DataFrame({name: self[name].reshape(-1) for name in names}, index=index).reset_index()
+
+    def figure(self, kind: str | None = None, **options: Any) -> go.Figure:
+        """A plotly figure; ``figure_kinds`` lists the kinds. Every kind takes ``theme="light" | "dark"``.
+
+        Raises:
+            ValueError: an unknown kind, or an option that the data cannot serve.
+        """
+        kind = self.figure_kinds[0] if kind is None else kind
+        if kind not in self.figure_kinds:
+            raise ValueError(f"kind must be one of {', '.join(map(repr, self.figure_kinds))}, got {kind!r}")
+        return getattr(self, f"_figure_{kind}")(**options)
+
+    def summary(self) -> str:
+        """The numbers that matter, as a few lines of text."""
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Writes ``path.npz`` (the arrays) and ``path.json`` (all the rest); an earlier result of that name goes.
+
+        Both files are complete before either takes its name. Returns the path of the JSON file.
+
+        Raises:
+            ResultFileError: the files cannot be written; nothing is left behind.
+        """
+        stem = _stem(path)
+        buffer = io.BytesIO()
+        values: dict[str, Any] = {name: quantity.values for name, quantity in self.quantities.items()}
+        np.savez_compressed(buffer, **values)
+        arrays = buffer.getvalue()
+        description = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "kind": self.kind,
+            "arrays_sha256": hashlib.sha256(arrays).hexdigest(),
+            "quantities": {
+                name: {"axes": quantity.axes, "unit": quantity.unit, "definition": quantity.definition}
+                for name, quantity in self.quantities.items()
+            },
+            "provenance": asdict(self.provenance),
+            **{name: dict(getattr(self, name)) for name in ("settings", "coverage", "coordinates")},
+        }
+        text = json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False)
+        _write_together({_with_suffix(stem, ".npz"): arrays, _with_suffix(stem, ".json"): text.encode()})
+        return _with_suffix(stem, ".json")
+
+
+def load_result(path: str | os.PathLike) -> Result:
+    """The result that ``save(path)`` wrote; ``path`` may also name either of its two files.
+
+    Raises:
+        ResultFileError: a file is missing, damaged, of another save than its companion, or no result at all.
+    """
+    stem = _stem(path)
+    description_path, arrays_path = _with_suffix(stem, ".json"), _with_suffix(stem, ".npz")
+    description = _read_description(description_path)
+    content = _read(arrays_path)
+    if hashlib.sha256(content).hexdigest() != description["arrays_sha256"]:
+        raise ResultFileError(
+            f"{arrays_path} is damaged, or was not saved together with {description_path.name}; run the analysis again"
+        )
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            quantities = {
+                name: Quantity(arrays[name], tuple(about["axes"]), about["unit"], about["definition"])
+                for name, about in description["quantities"].items()
+            }
+        return _class_of(description["kind"])(
+            quantities=quantities,
+            provenance=Provenance(**description["provenance"]),
+            **{name: description[name] for name in ("settings", "coverage", "coordinates")},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, zipfile.BadZipFile) as error:
+        raise ResultFileError(f"{description_path} does not describe {arrays_path.name}: {error}") from error
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(_read(path))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ResultFileError(f"{path} is not readable as JSON ({error}); it is damaged or no saved result") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise ResultFileError(f"{path} is no saved result of this workbench")
+    if description.get("format_version") != FORMAT_VERSION:
+        raise ResultFileError(
+            f"{path} has format version {description.get('format_version')!r}, this workbench reads {FORMAT_VERSION}"
+        )
+    if description.get("kind") not in _CLASSES:
+        raise ResultFileError(f"{path} holds a result of the unknown kind {description.get('kind')!r}")
+    required = {"arrays_sha256", "quantities", "provenance", "settings", "coverage", "coordinates"}
+    if missing := sorted(required - set(description)):
+        raise ResultFileError(f"{path} is incomplete: it lacks {', '.join(missing)}")
+    if unknown := sorted(set(description["provenance"]) ^ {f.name for f in fields(Provenance)}):
+        raise ResultFileError(f"{path} has other provenance fields than expected: {', '.join(unknown)}")
+    return description
+
+
+def _class_of(kind: str) -> type[Result]:
+    module, name = _CLASSES[kind]
+    return getattr(importlib.import_module(module), name)
+
+
+def _stem(path: str | os.PathLike) -> Path:
+    path = Path(path)
+    return path.with_suffix("") if path.suffix in (".json", ".npz") else path
+
+
+def _with_suffix(stem: Path, suffix: str) -> Path:
+    return stem.with_name(stem.name + suffix)  # with_suffix would eat the end of a name such as "smollm2.v1"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ResultFileError(f"cannot read {path}: {error.strerror}; a result is a .json and an .npz file") from error
+
+
+def _write_together(files: Mapping[Path, bytes]) -> None:
+    temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in files}
+    try:
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary[path].write_bytes(content)
+        for path, written in temporary.items():
+            written.replace(path)
+    except OSError as error:
+        raise ResultFileError(f"cannot write {next(iter(files)).parent}: {error.strerror}") from error
+    finally:
+        for written in temporary.values():
+            with contextlib.suppress(OSError):
+                written.unlink()

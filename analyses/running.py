@@ -1,0 +1,175 @@
+"""How analyses run a model: what goes in, which statistics come out, where a result comes from.
+
+A model is a HookedTransformer, or anything with transformer_lens' ``cfg``, ``run_with_cache`` and hook names, such as a
+TransformerBridge. The latter gives its patterns, so its statistics cost O(n²) memory, one layer at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.analyses.result import Provenance
+from workbench.kernels import AttentionMask, StatisticsRequest, pattern_statistics
+from workbench.statistics import ModelStatistics
+from workbench.tokens import check_tokens
+
+Progress = Callable[[float, str], None]
+Input = str | Sequence[str] | Tensor
+
+TOKENS_PER_RUN = 8192  # statistics of so many tokens are held at a time
+_PACKAGES = ("attention-workbench", "numpy", "torch", "transformers", "transformer-lens")
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Token sequences with their real tokens first and any pads (id 0) after them.
+
+    Where the pads were before changes nothing, as nobody attends to them and positions count real tokens. So column j
+    is the j-th real token of every sequence.
+
+    Args:
+        tokens: int64 [sequence, pos].
+        real: bool [sequence, pos].
+    """
+
+    tokens: Tensor
+    real: Tensor
+
+    @classmethod
+    def read(cls, model: Any, input: Input, attention_mask: Tensor | None = None) -> Sequences:
+        """Text or token ids ([pos] or [batch, pos]) with an optional mask (1 or true = real).
+
+        Raises:
+            ValueError: what the model refuses, a mask that does not fit, or a sequence without a real token.
+        """
+        if not isinstance(input, Tensor):
+            if attention_mask is not None:
+                raise ValueError("text is padded and masked by the model; leave attention_mask out, or pass tokens")
+            tokens, real = model.to_tokens(input, return_attention_mask=True)
+            return cls(*_real_first(tokens.cpu(), real.cpu().bool()))
+        tokens = check_tokens(input, model.cfg).cpu()
+        if attention_mask is None:
+            return cls(tokens, torch.ones_like(tokens, dtype=torch.bool))
+        mask = torch.atleast_2d(attention_mask).cpu()
+        if mask.shape != tokens.shape:
+            raise ValueError(f"attention_mask must have the tokens' shape {list(tokens.shape)}, got {list(mask.shape)}")
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise ValueError("attention_mask must hold only 0 (pad) and 1 (real token)")
+        return cls(*_real_first(tokens, mask.bool()))
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Real tokens of each sequence, int64 [sequence]."""
+        return self.real.sum(dim=1)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def to(self, device: torch.device) -> Sequences:
+        """The same on a device."""
+        return Sequences(self.tokens.to(device), self.real.to(device))
+
+    def first(self, n_tokens: int) -> Sequences:
+        """The first ``n_tokens`` tokens of each sequence."""
+        return Sequences(self.tokens[:, :n_tokens], self.real[:, :n_tokens])
+
+    def batches(self, tokens_per_run: int = TOKENS_PER_RUN) -> Iterator[Sequences]:
+        """The same sequences in order, as many at a time as ``tokens_per_run`` allows (at least one)."""
+        size = max(1, tokens_per_run // self.tokens.shape[1])
+        for tokens, real in zip(self.tokens.split(size), self.real.split(size), strict=True):
+            width = int(real.sum(dim=1).max())
+            yield Sequences(tokens[:, :width], real[:, :width])
+
+    def digest(self) -> str:
+        """SHA-256 of the token ids (int64) and the mask (bool), in row order."""
+        content = hashlib.sha256(str(list(self.tokens.shape)).encode())
+        content.update(self.tokens.contiguous().numpy().tobytes())
+        content.update(self.real.contiguous().numpy().tobytes())
+        return content.hexdigest()
+
+
+def _real_first(tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    lengths = real.sum(dim=1)
+    if empty := (lengths == 0).nonzero().flatten().tolist():
+        raise ValueError(f"sequence {empty[0]} has no real token; leave it out")
+    order = (~real).long().argsort(dim=1, stable=True)[:, : int(lengths.max())]
+    real = torch.arange(order.shape[1]) < lengths[:, None]
+    return tokens.gather(1, order).masked_fill(~real, 0), real
+
+
+@torch.no_grad()
+def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRequest) -> Mapping[str, Any]:
+    """Statistics of every layer, [layer, batch, head, …]. The request's labels must be tensors already.
+
+    Raises:
+        ValueError: padding with a model that gives only its patterns.
+    """
+    mask = None if bool(sequences.real.all()) else sequences.real
+    if hasattr(model, "run_with_statistics"):
+        return model.run_with_statistics(sequences.tokens, request, attention_mask=mask, return_type=None)[1]
+    if mask is not None:
+        raise ValueError("sequences of unequal length need a HookedTransformer; pass sequences of one length")
+    layers = []
+    for layer in range(model.cfg.n_layers):
+        pattern = cached(model, sequences, f"blocks.{layer}.attn.hook_pattern")
+        layers.append(dict(pattern_statistics(pattern, mask=AttentionMask(), request=request)))
+    return ModelStatistics(layers)
+
+
+@torch.no_grad()
+def cached(model: Any, sequences: Sequences, name: str) -> Tensor:
+    """The value of one hook point of ``blocks.{layer}…``; later layers do not run where the model can stop."""
+    arguments: dict[str, Any] = {"names_filter": [name]}
+    if hasattr(model, "run_with_statistics"):
+        arguments["stop_at_layer"] = int(name.split(".")[1]) + 1
+        arguments["attention_mask"] = sequences.real
+    return model.run_with_cache(sequences.tokens, **arguments)[1][name]
+
+
+def provenance(model: Any, sequences: Sequences) -> Provenance:
+    """What a result says of its model and its inputs."""
+    cfg = model.cfg
+    weights = getattr(cfg, "weights_description", None)
+    return Provenance(
+        model_name=str(getattr(cfg, "model_name", type(model).__name__)),
+        revision=getattr(cfg, "revision", None),
+        weights=weights or f"{str(cfg.dtype).removeprefix('torch.')}, as loaded by {type(model).__name__}",
+        inputs_sha256=sequences.digest(),
+        n_sequences=len(sequences),
+        n_tokens=int(sequences.real.sum()),
+        bos=_bos_in_words(model, sequences),
+        versions=_versions(),
+    )
+
+
+def _bos_in_words(model: Any, sequences: Sequences) -> str:
+    bos = getattr(getattr(model, "tokenizer", None), "bos_token_id", None)
+    if bos is None:
+        return "without a known BOS token"
+    n_with = int((sequences.tokens[:, 0] == bos).sum())
+    if n_with in (0, len(sequences)):
+        return "each with BOS first" if n_with else "none with BOS first"
+    return f"{n_with} of {len(sequences)} with BOS first"
+
+
+def _versions() -> Mapping[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def silent(fraction: float, message: str) -> None:
+    """The progress callback of whoever did not pass one."""

@@ -1,0 +1,225 @@
+"""Per-head scores: means of attention statistics over the query rows that they are defined for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.stats
+import torch
+from torch import Tensor
+
+from workbench.analyses.running import Progress, Sequences, attention_statistics
+from workbench.kernels import MatchLabels, StatisticsRequest, match_labels
+
+MIN_FOR_INTERVAL = 20  # sequences
+N_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class ScoreDefinition:
+    """What a per-head score is. ``upper`` is its largest possible value, None where there is none."""
+
+    unit: str
+    definition: str
+    upper: float | None = 1.0
+
+
+# "{k}" is the number of sink keys.
+SCORES: dict[str, ScoreDefinition] = {
+    "entropy": ScoreDefinition("nats", "entropy of the weights, mean over all real queries", None),
+    "relative_entropy": ScoreDefinition(
+        "share of 1", "entropy over its maximum log(visible keys), mean over real queries that see two keys or more"
+    ),
+    "max_weight": ScoreDefinition("share of 1", "largest weight, mean over all real queries"),
+    "mean_distance": ScoreDefinition("tokens", "weighted mean of query − key, mean over all real queries", None),
+    "sink_mass": ScoreDefinition(
+        "share of 1", "weight on the first {k} real tokens of the sequence, mean over real queries that see one of them"
+    ),
+    "self_weight": ScoreDefinition("share of 1", "weight on the query's own position, mean over all real queries"),
+    "previous_token": ScoreDefinition(
+        "share of 1", "weight on the token before the query, mean over real queries that have one"
+    ),
+    "prefix_matching": ScoreDefinition(
+        "share of 1",
+        "weight on all tokens that follow an earlier occurrence of the query's, mean over real queries that have one",
+    ),
+    "prefix_matching_latest": ScoreDefinition(
+        "share of 1",
+        "weight on the token that follows the latest earlier occurrence, mean over real queries that have one",
+    ),
+    "prefix_matching_per_entry": ScoreDefinition(
+        "share of 1",
+        "mean weight per pair of query and token that follows an earlier occurrence (as Olsson et al. 2022 divide)",
+    ),
+    "duplicate_token": ScoreDefinition(
+        "share of 1", "weight on earlier occurrences of the query's token, mean over real queries that have one"
+    ),
+    "key_concentration": ScoreDefinition(
+        "share of 1",
+        "Σ_j s_j² of the shares s_j of all attention that key j receives (1 over the effective number of keys), "
+        "mean over sequences",
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScore:
+    """Sums over the rows that count, by sequence, so that sequences can be resampled.
+
+    Args:
+        sums: float64 [sequence, layer, head].
+        counts: float64 [sequence], the rows (or pairs) summed over.
+        rows: how many queries count.
+        n_rows: how many real queries there are.
+    """
+
+    sums: np.ndarray
+    counts: np.ndarray
+    rows: int
+    n_rows: int
+
+    @classmethod
+    def joined(cls, parts: Sequence[HeadScore]) -> HeadScore:
+        """The score of all sequences, from those of some each."""
+        return cls(
+            np.concatenate([part.sums for part in parts]),
+            np.concatenate([part.counts for part in parts]),
+            sum(part.rows for part in parts),
+            sum(part.n_rows for part in parts),
+        )
+
+    @property
+    def mean(self) -> np.ndarray:
+        """[layer, head]; NaN where no row counts."""
+        total = self.counts.sum()
+        return self.sums.sum(axis=0) / total if total else np.full(self.sums.shape[1:], np.nan)
+
+    @property
+    def coverage(self) -> float:
+        return self.rows / self.n_rows
+
+    def interval(self, confidence: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Percentile bootstrap over sequences (Efron & Tibshirani 1993, chapter 13): low and high [layer, head]."""
+        counts = self.counts.reshape(-1, 1, 1) * np.ones_like(self.sums)
+        found = scipy.stats.bootstrap(
+            (self.sums, counts),
+            lambda sums, counts, axis: sums.sum(axis=axis) / counts.sum(axis=axis),
+            paired=True,
+            vectorized=True,
+            axis=0,
+            n_resamples=N_RESAMPLES,
+            batch=50,
+            confidence_level=confidence,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
+        return found.confidence_interval.low, found.confidence_interval.high
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredHeads:
+    """Scores by name, and the attention that every key position receives.
+
+    ``received`` is float64 [layer, head, key]: mean over the sequences that reach that far of ``received_mean``.
+    """
+
+    scores: Mapping[str, HeadScore]
+    received: np.ndarray
+
+
+def measure_heads(model: Any, sequences: Sequences, sink_keys: int, progress: Progress) -> MeasuredHeads:
+    """Every score of SCORES for every head, with one run of the model over the sequences."""
+    parts: dict[str, list[HeadScore]] = {name: [] for name in SCORES}
+    received: np.ndarray | float = 0.0
+    n_done, n_positions = 0, sequences.tokens.shape[1]
+    for batch in sequences.batches():
+        batch = batch.to(model.cfg.device)
+        earlier = earlier_occurrences(batch)
+        request = StatisticsRequest(
+            entropy=True, max_weight=True, mean_distance=True, sink_keys=sink_keys, offsets=(0, 1),
+            match=_match_labels(batch, earlier), received=True,
+        )  # fmt: skip
+        statistics = attention_statistics(model, batch, request)
+        for name, score in _batch_scores(statistics, batch, earlier).items():
+            parts[name].append(score)
+        batch_received = statistics["received_mean"].double().nan_to_num(0.0).sum(dim=1).cpu().numpy()
+        received = received + np.pad(batch_received, ((0, 0), (0, 0), (0, n_positions - batch_received.shape[2])))
+        n_done += len(batch)
+        progress(n_done / len(sequences), f"attention statistics of {n_done} of {len(sequences)} sequences")
+    scores = {name: HeadScore.joined(batches) for name, batches in parts.items()}
+    return MeasuredHeads(scores, received / sequences.real.sum(dim=0).numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class EarlierOccurrences:
+    """Of each token's earlier occurrences in its sequence, int64 [batch, pos] each; 0 and −1 for pads.
+
+    Args:
+        n_occurrences: how many there are.
+        n_targets: how many of them are followed by a token before this one, the targets of an induction head.
+        latest_target: position of the latest of those followers, −1 where there is none.
+    """
+
+    n_occurrences: Tensor
+    n_targets: Tensor
+    latest_target: Tensor
+
+
+def earlier_occurrences(batch: Sequences) -> EarlierOccurrences:
+    """Found in O(n), so that long texts need no n × n matrix."""
+    shape = batch.tokens.shape
+    counts, targets, latest = torch.zeros(shape), torch.zeros(shape), torch.full(shape, -1)
+    counts, targets = counts.long(), targets.long()
+    for row, (tokens, length) in enumerate(zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)):
+        seen: dict[int, list[int]] = {}
+        for position, token in enumerate(tokens[:length]):
+            places = seen.setdefault(token, [])
+            counts[row, position] = len(places)
+            # The token right before cannot be a source: what follows it is the query itself.
+            sources = places[:-1] if places and places[-1] == position - 1 else places
+            targets[row, position] = len(sources)
+            if sources:
+                latest[row, position] = sources[-1] + 1
+            places.append(position)
+    return EarlierOccurrences(*(found.to(batch.tokens.device) for found in (counts, targets, latest)))
+
+
+def _match_labels(batch: Sequences, earlier: EarlierOccurrences) -> dict[str, MatchLabels]:
+    labels = {name: match_labels(batch.tokens, name, key_padding=batch.real) for name in ("induction", "duplicate")}
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    labels["latest"] = MatchLabels(query=earlier.latest_target, key=positions.repeat(len(batch), 1))
+    return labels
+
+
+def _batch_scores(statistics: Mapping[str, Any], batch: Sequences, earlier: EarlierOccurrences) -> dict[str, HeadScore]:
+    real, n_rows = batch.real, int(batch.real.sum())
+    position = torch.arange(real.shape[1], device=real.device)  # also the number of earlier keys that a real row sees
+
+    def over(rows: Tensor, values: Tensor, weights: Tensor | None = None) -> HeadScore:
+        """values [layer, batch, head, row] summed over rows bool [batch, row], divided by the weights of these rows."""
+        sums = torch.where(rows[:, None], values, 0.0).double().sum(dim=3).transpose(0, 1)  # [batch, layer, head]
+        counts = (rows.long() if weights is None else rows * weights).sum(dim=1).double()
+        return HeadScore(sums.cpu().numpy(), counts.cpu().numpy(), int(rows.sum()), n_rows)
+
+    entropy, match, offset = statistics["entropy"], statistics["match_mass"], statistics["offset_mass"]
+    has_key_before, has_target = real & (position > 0), earlier.n_targets > 0
+    received = statistics["received"].double()
+    shares = received / received.sum(dim=3, keepdim=True)  # [layer, batch, head, key]
+    concentration = shares.square().sum(dim=3).transpose(0, 1).cpu().numpy()
+    return {
+        "entropy": over(real, entropy),
+        "relative_entropy": over(has_key_before, entropy / (position + 1).clamp(min=2).log()),
+        "max_weight": over(real, statistics["max_weight"]),
+        "mean_distance": over(real, statistics["mean_distance"]),
+        "sink_mass": over(real, statistics["sink_mass"]),
+        "self_weight": over(real, offset[..., 0]),
+        "previous_token": over(has_key_before, offset[..., 1]),
+        "prefix_matching": over(has_target, match["induction"]),
+        "prefix_matching_latest": over(has_target, match["latest"]),
+        "prefix_matching_per_entry": over(has_target, match["induction"], earlier.n_targets),
+        "duplicate_token": over(earlier.n_occurrences > 0, match["duplicate"]),
+        "key_concentration": HeadScore(concentration, np.ones(len(batch)), n_rows, n_rows),
+    }
