@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.kernels.masks import AttentionMask
-from workbench.kernels.scores import ScoreRule
+from workbench.kernels.scores import ScoreRule, working_dtype
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -42,7 +42,8 @@ def check_scores(
     _check_table("alibi_slopes", alibi_slopes, [n_heads], q.device)
     _check_table("offset_bias", offset_bias, [n_heads, max(0, n_queries + n_keys - 1)], q.device)
     bound = mask.bind(batch, n_queries, n_keys, q.device)
-    return ScoreRule(bound, float(scale), softcap, alibi_slopes, offset_bias)
+    tables = (None if table is None else table.to(working_dtype(q)) for table in (alibi_slopes, offset_bias))
+    return ScoreRule(bound, float(scale), softcap, *tables)
 
 
 def check_values(v: Tensor, q: Tensor, k: Tensor) -> None:

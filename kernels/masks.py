@@ -1,4 +1,4 @@
-"""Which key a query may see, what bias the pair carries, and which tiles of the score matrix hold any visible pair.
+"""Which key a query may see, and which tiles of the score matrix hold any visible pair.
 
 Whatever the options, the keys of one query row are two column intervals: what causality, the window and the document
 leave (``first <= column < end``), and the global columns before them (``global_first <= column < global_end``). Key
@@ -8,14 +8,13 @@ padding then removes single columns. Every backend reads the mask through these,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 Index = Tensor | int
-
-EMPTY, PARTIAL, FULL = 0, 1, 2  # what a tile holds: no visible pair, some or unknown, all visible
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +81,7 @@ class AttentionMask:
             n_keys=n_keys,
             key_padding=self.key_padding,
             query_padding=self.query_padding,
+            real_before=None if self.key_padding is None else pad(self.key_padding.long().cumsum(1), (1, 0)),
             **_disjoint_intervals(main, global_columns, self.query_padding, (batch, n_queries), n_keys),
         )
 
@@ -123,6 +123,7 @@ class VisibleKeys:
     global_end: Tensor  # int64 [batch, query], exclusive
     key_padding: Tensor | None  # bool [batch, key]
     query_padding: Tensor | None  # bool [batch, query]
+    real_before: Tensor | None  # int64 [batch, key + 1], how many keys left of a column are real; None without padding
 
     @property
     def n_queries(self) -> int:
@@ -143,13 +144,12 @@ class VisibleKeys:
 
     def keys_per_query(self) -> Tensor:
         """Number of visible keys, int64 [batch, query]."""
-        real = self.first.new_ones((self.first.shape[0], self.n_keys))  # [batch, key]
-        if self.key_padding is not None:
-            real = self.key_padding.long()
-        before = pad(real.cumsum(1), (1, 0))  # real keys left of a column
         counts = torch.zeros_like(self.first)
         for first, end in ((self.first, self.end), (self.global_first, self.global_end)):
-            counts += torch.where(end > first, before.gather(1, end) - before.gather(1, first), 0)
+            length = end - first
+            if self.real_before is not None:
+                length = self.real_before.gather(1, end) - self.real_before.gather(1, first)
+            counts += torch.where(end > first, length, 0)
         return counts
 
     def sum_over_queries(self, weights: Tensor) -> Tensor:
@@ -173,25 +173,73 @@ class VisibleKeys:
                 total += sign * sums.gather(2, n_rows[:, None].expand(shape))
         return total if self.key_padding is None else torch.where(self.key_padding[:, None], total, 0.0)
 
-    def tiles(self, row_block: int, column_block: int) -> Tensor:
-        """EMPTY, PARTIAL or FULL for every tile: uint8 [batch, row block, column block].
+    def spans(
+        self, batch: int, rows: slice, *, width: int, step: int = 1, boundary: int | None = None
+    ) -> list[ColumnSpan]:
+        """Disjoint spans of columns, left to right, that hold every pair visible to a block of rows.
 
-        EMPTY and FULL are certain; a tile that cannot be told from the bounds of its rows alone is PARTIAL.
+        A span that is not masked holds visible pairs only; one that cannot be told from the bounds of the rows alone
+        counts as masked. Spans without any visible pair are left out.
+
+        Args:
+            width: longest span, a multiple of ``step``.
+            step: spans begin and end at multiples of it, or at n_keys.
+            boundary: no span crosses a multiple of it.
         """
-        low = torch.arange(0, self.n_keys, column_block, device=self.first.device)  # [column block]
-        high = (low + column_block).clamp(max=self.n_keys)
-        empty = torch.ones((), dtype=torch.bool, device=low.device)
-        full = torch.zeros_like(empty)
-        for first, end in ((self.first, self.end), (self.global_first, self.global_end)):
-            earliest, latest = _block_bounds(first, row_block)  # [batch, row block, 1]
-            shortest, longest = _block_bounds(end, row_block)
-            empty = empty & ((earliest >= high) | (longest <= low))
-            full = full | ((latest <= low) & (shortest >= high))
-        if self.key_padding is not None:
-            real = pad(self.key_padding.long().cumsum(1), (1, 0))
-            count = (real[:, high] - real[:, low])[:, None]  # [batch, 1, column block]
-            empty, full = empty | (count == 0), full & (count == high - low)
-        return torch.where(empty, EMPTY, torch.where(full, FULL, PARTIAL)).to(torch.uint8)
+        bounds = torch.stack(
+            [bound[batch, rows] for bound in (self.first, self.end, self.global_first, self.global_end)]
+        )
+        lowest, highest = (bound.tolist() for bound in bounds.aminmax(dim=1))
+        intervals = [  # (earliest first, latest first, shortest end, longest end)
+            (lowest[i], highest[i], lowest[i + 1], highest[i + 1]) for i in (0, 2)
+        ]
+        cuts = {0, self.n_keys}
+        for earliest, latest, shortest, longest in intervals:
+            cuts |= {earliest // step * step, shortest // step * step}
+            cuts |= {min(-(-bound // step) * step, self.n_keys) for bound in (latest, longest)}
+        pieces: list[ColumnSpan] = []
+        for start, stop in pairwise(sorted(cuts)):
+            if all(earliest >= stop or longest <= start for earliest, _, _, longest in intervals):
+                continue
+            masked = not any(latest <= start and shortest >= stop for _, latest, shortest, _ in intervals)
+            if pieces and pieces[-1].masked == masked and pieces[-1].stop == start:
+                start = pieces.pop().start
+            pieces.append(ColumnSpan(start, stop, masked))
+        return [part for piece in pieces for part in self._with_padding(batch, piece.split(width, step, boundary))]
+
+    def _with_padding(self, batch: int, spans: list[ColumnSpan]) -> list[ColumnSpan]:
+        """Drops spans of padding, and marks as masked those that hold some."""
+        if self.real_before is None:
+            return spans
+        before = self.real_before[batch]
+        counts = [int(before[span.stop] - before[span.start]) for span in spans]
+        return [
+            ColumnSpan(span.start, span.stop, span.masked or count < span.stop - span.start)
+            for span, count in zip(spans, counts, strict=True)
+            if count
+        ]
+
+
+@dataclass(frozen=True)
+class ColumnSpan:
+    """Columns from ``start`` up to ``stop``; ``masked`` says that some pair in it may be hidden."""
+
+    start: int
+    stop: int
+    masked: bool
+
+    def split(self, width: int, step: int, boundary: int | None) -> list[ColumnSpan]:
+        """Parts of nearly equal length, at most ``width``."""
+        edges = [self.start, self.stop]
+        if boundary is not None:
+            first = (self.start // boundary + 1) * boundary
+            edges[1:1] = range(first, self.stop, boundary)
+        parts = []
+        for start, stop in pairwise(edges):
+            n_parts = -(-(stop - start) // width)
+            length = -(-(stop - start) // (n_parts * step)) * step
+            parts += [ColumnSpan(at, min(at + length, stop), self.masked) for at in range(start, stop, length)]
+        return parts
 
 
 def _document_bounds(documents: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,15 +282,6 @@ def _disjoint_intervals(
 def _clip(first: Tensor, end: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
     first, end = torch.broadcast_tensors(first.clamp(min=0), end.clamp(max=n_keys))
     return torch.where(first < end, first, n_keys), torch.where(first < end, end, 0)
-
-
-def _block_bounds(bound: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum of a bound [batch, query] over blocks of rows: two [batch, row block, 1]."""
-    batch, n_rows = bound.shape
-    n_blocks = -(-n_rows // block)
-    last = bound[:, -1:].expand(-1, n_blocks * block - n_rows)
-    padded = torch.cat((bound, last), 1).view(batch, n_blocks, block)
-    return padded.amin(2)[..., None], padded.amax(2)[..., None]
 
 
 def _describe(tensor: object) -> str:

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from workbench.kernels.checks import check_scores, check_sink_logits
 from workbench.kernels.masks import AttentionMask
-from workbench.kernels.streaming import log_normaliser, tile_scores
+from workbench.kernels.reference import attention_weights
+from workbench.kernels.scores import prepared, rectangle_scores
+
+_ROWS = 64  # rows whose scores against all keys are held at a time
 
 
 def attention_pattern(
@@ -25,22 +28,28 @@ def attention_pattern(
 ) -> Tensor:
     """Weights of some queries on some keys, exact: [batch, head, row, column].
 
-    Costs the normalisers of the chosen rows, O(rows · n_keys) time, and the rectangle's memory.
+    Takes O(rows · n_keys) time and, besides the result, O(n_keys) memory.
 
     Args:
-        rows, cols: slices of query rows and key columns, or int64 index tensors (negative indices count from the end).
-        The others as in ``attention``.
+        rows, cols: slices of query rows and key columns, or int64 index tensors (negative ones count from the end).
+        The others are those of ``attention``.
 
     Raises:
         ValueError: an argument that does not fit, or an index out of range.
     """
     rule = check_scores(q, k, mask, scale, softcap, alibi_slopes, offset_bias)
     check_sink_logits(sink_logits, q.shape[1], q.device)
-    row = _indices("rows", rows, q.shape[2], q.device)
-    column = _indices("cols", cols, k.shape[2], q.device)
-    lse = log_normaliser(q, k, rule, sink_logits, row)  # [batch, head, row]
-    finite = torch.where(lse == -torch.inf, 0.0, lse)
-    return (tile_scores(q, k, rule, row, column) - finite[..., None]).exp()
+    chosen_rows = _indices("rows", rows, q.shape[2], q.device)
+    chosen_columns = _indices("cols", cols, k.shape[2], q.device)
+    every_column = torch.arange(k.shape[2], device=q.device)
+    queries, keys = prepared(q, k, rule)
+    parts = [
+        attention_weights(rectangle_scores(queries, keys, rule, part, every_column), sink_logits)[0][
+            ..., chosen_columns
+        ]
+        for part in chosen_rows.split(_ROWS)
+    ]
+    return torch.cat(parts, 2)
 
 
 def _indices(name: str, chosen: slice | Tensor, size: int, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from workbench.kernels.checks import check_scores, check_sink_logits
 from workbench.kernels.masks import AttentionMask, VisibleKeys
-from workbench.kernels.scores import ScoreRule, real_entries
+from workbench.kernels.scores import ScoreRule, prepared, real_entries, rectangle_scores
 from workbench.kernels.statistics import (
     AttentionOutput,
     AttentionStatistics,
@@ -98,14 +98,8 @@ def reference_attention(
 
 
 def _scores(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    batch, n_heads, n_queries, _ = q.shape
-    q = real_entries(q, rule.mask.query_padding).to(dtype)
-    k = real_entries(k, rule.mask.key_padding).to(dtype).repeat_interleave(n_heads // k.shape[1], 1)
-    batches = torch.arange(batch, device=q.device)[:, None, None, None]
-    heads = torch.arange(n_heads, device=q.device)[:, None, None]
     row, column = _row_and_column(rule.mask, q.device)
-    return rule.masked_scores(q @ k.mT, batches, heads, row, column)
+    return rectangle_scores(*prepared(q, k, rule), rule, row[:, 0], column)
 
 
 def _row_and_column(mask: VisibleKeys, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from workbench.kernels.masks import Index, VisibleKeys
 
+LOG2_E = math.log2(math.e)
+
 
 @dataclass(frozen=True, eq=False)
 class ScoreRule:
     """scores = softcap(scale · q·k) + bias(i - j), then -inf where the mask hides the pair.
 
-    A tile of any shape goes through ``masked_scores``: rectangles of the score matrix, or single pairs.
+    Products of *scaled* queries with keys go in (see ``prepared``). The index tensors that say which pairs they are
+    broadcast to the products' shape, so that a tile of any layout, or single pairs, take the same way.
     """
 
     mask: VisibleKeys
@@ -23,23 +27,58 @@ class ScoreRule:
     alibi_slopes: Tensor | None = None  # [head]
     offset_bias: Tensor | None = None  # [head, n_queries + n_keys - 1], entry row - column + n_keys - 1
 
+    @property
+    def only_scales(self) -> bool:
+        return self.softcap is None and self.alibi_slopes is None and self.offset_bias is None
+
     def masked_scores(self, products: Tensor, batch: Index, head: Index, row: Tensor, column: Tensor) -> Tensor:
-        """Scores of pairs from their q·k; the index tensors broadcast to the shape of ``products``."""
+        """Scores of pairs, -inf for hidden ones."""
         scores = self.biased_scores(products, head, row, column)
         return torch.where(self.mask.visible(batch, row, column), scores, -torch.inf)
 
     def biased_scores(self, products: Tensor, head: Index, row: Tensor, column: Tensor) -> Tensor:
-        """The same without the mask."""
-        scores = products * self.scale
+        """Scores before the mask; the products themselves where the rule only scales."""
+        scores = products
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if self.alibi_slopes is not None:
             distance = (row + self.mask.query_offset - column).abs().to(scores.dtype)
-            scores = scores - self.alibi_slopes[head].to(scores.dtype) * distance
+            scores = scores - self.alibi_slopes[head] * distance
         if self.offset_bias is not None:
             entry = row - column + self.mask.n_keys - 1
-            scores = scores + self.offset_bias[head, entry].to(scores.dtype)
+            scores = scores + self.offset_bias[head, entry]
         return scores
+
+    def in_base_2(self) -> ScoreRule:
+        """The rule whose scores are log2(e) times as large: exp2 of them is exp of the original ones."""
+        return replace(
+            self,
+            scale=self.scale * LOG2_E,
+            softcap=None if self.softcap is None else self.softcap * LOG2_E,
+            alibi_slopes=None if self.alibi_slopes is None else self.alibi_slopes * LOG2_E,
+            offset_bias=None if self.offset_bias is None else self.offset_bias * LOG2_E,
+        )
+
+
+def prepared(q: Tensor, k: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """Scaled queries and keys at working precision, free of whatever lies behind padding; shapes as they are."""
+    dtype = working_dtype(q)
+    queries = real_entries(q, rule.mask.query_padding).to(dtype) * rule.scale
+    return queries, real_entries(k, rule.mask.key_padding).to(dtype)
+
+
+def rectangle_scores(queries: Tensor, keys: Tensor, rule: ScoreRule, rows: Tensor, columns: Tensor) -> Tensor:
+    """Masked scores of any rows and columns of prepared queries and keys: [batch, head, row, column]."""
+    batch, n_heads = queries.shape[:2]
+    queries, keys = queries[:, :, rows], keys[:, :, columns].repeat_interleave(n_heads // keys.shape[1], 1)
+    batches = torch.arange(batch, device=queries.device)[:, None, None, None]
+    heads = torch.arange(n_heads, device=queries.device)[:, None, None]
+    return rule.masked_scores(queries @ keys.mT, batches, heads, rows[:, None], columns)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """float32, or float64 for float64 inputs."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def real_entries(x: Tensor, padding: Tensor | None) -> Tensor:

@@ -137,6 +137,24 @@ class StatisticsRequest:
         if self.top_keys > n_keys:
             raise ValueError(f"top_keys asks for {self.top_keys} of {n_keys} keys")
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked for."""
+        return not any(
+            (
+                self.entropy,
+                self.max_weight,
+                self.mean_distance,
+                self.sink_keys is not None,
+                self.offsets,
+                self.match,
+                self.classes is not None,
+                self.received,
+                self.pooled,
+                self.top_keys,
+            )
+        )
+
     def labels(self) -> Mapping[str, MatchLabels]:
         """``match`` as attention needs it.
 

@@ -1,49 +1,91 @@
-"""Attention in blocks of query rows, O(n) memory for z and lse."""
+"""Attention in O(n) memory on any device: a forward that yields lse, then the statistics from the known lse."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from workbench.kernels.flash_cpu import fits_flash, flash_attention
+from workbench.kernels.online import online_attention
+from workbench.kernels.probes import probe_statistics
 from workbench.kernels.reference import attention_weights, reference_attention
-from workbench.kernels.scores import ScoreRule, real_entries
+from workbench.kernels.scores import LOG2_E, ScoreRule, prepared, real_entries, rectangle_scores
 from workbench.kernels.statistics import AttentionOutput, AttentionStatistics, StatisticsRequest
+from workbench.kernels.tile_statistics import tile_statistics
+from workbench.kernels.tiles import Tiling
 
-_ROWS = 128
+_ROWS = 64  # rows whose scores against all keys the differentiable forward holds at a time
 
 
 def streaming_attention(
     q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, sink_logits: Tensor | None, request: StatisticsRequest
 ) -> AttentionOutput:
     """The backend: arguments have been checked by ``attention``."""
+    if q.numel() == 0 or k.numel() == 0:
+        return reference_attention(q, k, v, rule, sink_logits, request)
+    if fits_flash(q, k, rule):
+        z, lse = flash_attention(q, k, v, rule)
+    elif torch.is_grad_enabled() and any(_needs_gradient(q, k, v, rule)):
+        z, lse = differentiable_attention(q, k, v, rule)
+    else:
+        z, lse = online_attention(q, k, v, rule)
+    virtual_mass = None
+    if sink_logits is not None:
+        z, lse, virtual_mass = add_virtual_column(z, lse, sink_logits)
     with torch.no_grad():
-        statistics = reference_attention(q, k, v, rule, sink_logits, request).statistics
-    values = real_entries(v, rule.mask.key_padding).to(torch.promote_types(v.dtype, torch.float32))
+        statistics = _statistics(q, k, rule, lse, virtual_mass, request)
+    return AttentionOutput(z=z.to(q.dtype), lse=lse, statistics=AttentionStatistics(statistics))
+
+
+def differentiable_attention(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """z and lse at working precision by autograd, one block of rows at a time, each recalculated in the backward."""
+    queries, keys = prepared(q, k, rule)
+    values = real_entries(v, rule.mask.key_padding).to(keys.dtype)
     values = values.repeat_interleave(q.shape[1] // v.shape[1], 1)
     columns = torch.arange(k.shape[2], device=q.device)
-    z, lse = [q[:, :, :0]], [values.new_zeros(q.shape[:2] + (0,))]
-    for row in torch.arange(q.shape[2], device=q.device).split(_ROWS):
-        pattern, row_lse, _ = attention_weights(tile_scores(q, k, rule, row, columns), sink_logits)
-        z.append((pattern @ values).to(q.dtype))
-        lse.append(row_lse)
-    whole_lse = torch.cat(lse, 2)
-    statistics = AttentionStatistics({**statistics, "lse": whole_lse.detach()})
-    return AttentionOutput(torch.cat(z, 2), whole_lse, statistics)
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        weights, lse, _ = attention_weights(rectangle_scores(queries, keys, rule, rows, columns))
+        return weights @ values, lse
+
+    blocks = [
+        checkpoint(attend, queries, keys, values, rows, use_reentrant=False)
+        for rows in torch.arange(q.shape[2], device=q.device).split(_ROWS)
+    ]
+    z, lse = zip(*blocks, strict=True)
+    return torch.cat(z, 2), torch.cat(lse, 2)
 
 
-def tile_scores(q: Tensor, k: Tensor, rule: ScoreRule, row: Tensor, column: Tensor) -> Tensor:
-    """Masked scores of any rows and columns, given by index: [batch, head, row, column]."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    batch, n_heads = q.shape[:2]
-    q = real_entries(q, rule.mask.query_padding)[:, :, row].to(dtype)
-    k = real_entries(k, rule.mask.key_padding)[:, :, column].to(dtype).repeat_interleave(n_heads // k.shape[1], 1)
-    batches = torch.arange(batch, device=q.device)[:, None, None, None]
-    heads = torch.arange(n_heads, device=q.device)[:, None, None]
-    return rule.masked_scores(q @ k.mT, batches, heads, row[:, None], column)
+def add_virtual_column(z: Tensor, lse: Tensor, sink_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """z, lse and the virtual column's weight when every row also sees a key of that score and value 0."""
+    sink = sink_logits.to(lse.dtype)[:, None].expand_as(lse)  # [batch, head, query]
+    both = torch.stack((lse, sink))
+    empty = both.amax(0) == -torch.inf
+    total = both.masked_fill(empty, 0.0).logsumexp(0)
+    share, virtual_mass = (both - total).exp()
+    return z * share[..., None], total.masked_fill(empty, -torch.inf), virtual_mass
 
 
-def log_normaliser(q: Tensor, k: Tensor, rule: ScoreRule, sink_logits: Tensor | None, row: Tensor) -> Tensor:
-    """lse of some rows, given by index: [batch, head, row]."""
-    columns = torch.arange(k.shape[2], device=q.device)
-    parts = [attention_weights(tile_scores(q, k, rule, rows, columns), sink_logits)[1] for rows in row.split(_ROWS)]
-    return torch.cat(parts, 2)
+def _statistics(
+    q: Tensor, k: Tensor, rule: ScoreRule, lse: Tensor, virtual_mass: Tensor | None, request: StatisticsRequest
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"lse": lse.detach()}
+    if virtual_mass is not None:
+        found["virtual_mass"] = virtual_mass.detach()
+    if request.is_empty:
+        return found
+    tiling = Tiling.of(q, k, rule)
+    shift = torch.where(lse == -torch.inf, 0.0, lse * LOG2_E).unflatten(1, tiling.queries.shape[1:3])
+    found |= probe_statistics(tiling, shift, request)
+    found |= tile_statistics(tiling, shift, request)
+    if virtual_mass is not None and request.entropy:
+        found["entropy"] -= torch.xlogy(virtual_mass, virtual_mass)
+    return found
+
+
+def _needs_gradient(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> list[bool]:
+    tensors = (q, k, v, rule.alibi_slopes, rule.offset_bias)
+    return [tensor is not None and tensor.requires_grad for tensor in tensors]
