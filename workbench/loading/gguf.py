@@ -189,12 +189,16 @@ def gguf_checkpoint(path: Path, *, tokenizer: Any = None) -> Checkpoint:
     if fields.get("split.count", 1) > 1:
         raise UnsupportedModelError(f"{path} is one part of a split GGUF; merge it with llama.cpp's gguf-split first")
     config = _hf_config(fields, architecture, str(path))
-    n_heads = config["n_head" if architecture == "gpt2" else "num_attention_heads"]
+    n_heads = config.get("n_head" if architecture == "gpt2" else "num_attention_heads")
+    if not isinstance(n_heads, int):
+        raise UnsupportedModelError(f"{path}: {architecture}.attention.head_count is {n_heads!r}, expected one number")
     tensors = GGUFTensors(reader, architecture, n_heads, config.get("num_key_value_heads", n_heads), str(path))
     embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
     if embedding is None:
         raise CorruptWeightsError(f"{path} has no token_embd.weight; the file is incomplete, download it again")
     config |= {"vocab_size": int(embedding.shape[-1]), "tie_word_embeddings": "lm_head.weight" not in tensors}
+    if architecture == "llama":
+        config["attention_bias"] = any(name.endswith("_proj.bias") for name in tensors)
     return Checkpoint(
         hf_config=config,
         tensors=tensors,

@@ -23,6 +23,8 @@ from workbench.loading.weights import convert_weights, refuse_untied
 if TYPE_CHECKING:
     from workbench.transformer import HookedTransformer
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
 
 def load_pretrained(
     source: str | Path | nn.Module,
@@ -81,12 +83,12 @@ def open_checkpoint(
         if path.is_dir():
             return huggingface.folder_checkpoint(path, tokenizer=tokenizer)
         return gguf_checkpoint(path, tokenizer=tokenizer)
-    if isinstance(source, Path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) or source.endswith(".gguf"):
+    if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or source.endswith(".gguf"):
         raise ModelNotFoundError(f"there is no folder or file {source}")
     try:
         folder = huggingface.download_from_hub(source, revision)
     except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"no model {source!r}: {sources.near_names(source)}. {error}") from None
+        raise ModelNotFoundError(f"no model {source!r}: {error}; {sources.near_names(source)}") from None
     checkpoint = huggingface.folder_checkpoint(folder, tokenizer=tokenizer, revision=folder.name)
     return dataclasses.replace(checkpoint, model_name=source, described_as=source)
 
