@@ -71,7 +71,7 @@ def test_token_ids_are_the_published_ones(smollm2: HookedTransformer) -> None:
     "text",
     [
         "I'm, you're, WE'LL, don’t", "1234567 3.14 ½ Ⅷ ١٢٣", "a\n\nb\n  c\t\td \r\n", "日本語 🎉👩‍👩‍👧",
-        "é and e\u0301", "def f(x):\n    return x**2  # ok\n", "\x00\x7f\u00a0", 
+        "é and e\u0301", "def f(x):\n    return x**2  # ok\n", "\x00\x7f\u00a0",
         "<|im_start|>user\nHi<|im_end|>", "<|im_start|",
     ],
 )  # fmt: skip
