@@ -322,20 +322,24 @@ def pattern_map(
         colorscale=SCORE_SCALE,
         zmin=0,
         zmax=1,
-        colorbar=_colourbar(label) | {"tickvals": np.sqrt(ticks) if scale == "sqrt" else ticks, "ticktext": ticks},
+        colorbar=_colourbar(f"{label} (√ colour)" if scale == "sqrt" else label)
+        | {"tickvals": np.sqrt(ticks) if scale == "sqrt" else ticks, "ticktext": ticks},
         hovertemplate="query %{y}<br>key %{x}<br>%{z:.4f}<extra></extra>",
     )
     if scale == "sqrt":
         heatmap.update(customdata=cells, hovertemplate="query %{y}<br>key %{x}<br>%{customdata:.4f}<extra></extra>")
     figure.add_trace(heatmap, 2, 1)
-    small = {"font_size": 10}
-    axis = {"type": "category", "showgrid": False}
-    axis["tickfont_size"] = min(11, max(8, 420 // max(len(query_labels), len(key_labels), 1)))
-    figure.update_xaxes(title="key (source)", **axis, row=2, col=1)
-    figure.update_yaxes(title="query (destination)", autorange="reversed", **axis, row=2, col=1)
-    figure.update_yaxes(type="category", autorange="reversed", row=2, col=2)
-    figure.update_yaxes(title={"text": key_marginal_label, **small}, nticks=3, rangemode="tozero", row=1, col=1)
-    figure.update_xaxes(title={"text": query_marginal_label, **small}, nticks=3, rangemode="tozero", row=2, col=2)
+    longest = max(len(query_labels), len(key_labels))
+    small = {"tickfont_size": min(11, max(8, 420 // longest))}
+    few = {"nticks": 3, "rangemode": "tozero", "tickfont_size": 10}
+    figure.update_xaxes(type="category", showgrid=False, nticks=12 if longest > 64 else None, col=1)
+    figure.update_yaxes(
+        type="category", showgrid=False, nticks=24 if longest > 64 else None, autorange="reversed", row=2
+    )
+    figure.update_xaxes(title="key (source)", **small, row=2, col=1)
+    figure.update_yaxes(title="query (destination)", **small, row=2, col=1)
+    figure.update_yaxes(title={"text": key_marginal_label, "font_size": 10}, **few, row=1, col=1)
+    figure.update_xaxes(title={"text": query_marginal_label, "font_size": 10}, **few, row=2, col=2)
     figure.add_shape(
         type="rect", xref="x3 domain", yref="y3 domain", x0=0, x1=1, y0=0, y1=1, layer="below", line_width=0,
         fillcolor=THEMES[theme].masked,

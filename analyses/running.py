@@ -54,8 +54,7 @@ class Sequences:
         if not isinstance(input, Tensor):
             if attention_mask is not None:
                 raise ValueError("text is padded and masked by the model; leave attention_mask out, or pass tokens")
-            tokens, real = model.to_tokens(input, return_attention_mask=True)
-            return cls(*_real_first(tokens.cpu(), real.cpu().bool()))
+            return cls._tokenised(model, input)
         tokens = check_tokens(input, model.cfg).cpu()
         if attention_mask is None:
             return cls(tokens, torch.ones_like(tokens, dtype=torch.bool))
@@ -65,6 +64,16 @@ class Sequences:
         if not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError("attention_mask must hold only 0 (pad) and 1 (real token)")
         return cls(*_real_first(tokens, mask.bool()))
+
+    @classmethod
+    def _tokenised(cls, model: Any, text: str | Sequence[str]) -> Sequences:
+        if emits_statistics(model):
+            tokens, real = model.to_tokens(text, return_attention_mask=True)
+            return cls(*_real_first(tokens.cpu(), real.cpu()))
+        if not isinstance(text, str):
+            raise ValueError("several texts need a HookedTransformer; pass one text, or tokens of one length")
+        tokens = model.to_tokens(text).cpu()
+        return cls(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -106,6 +115,11 @@ def _real_first(tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return tokens.gather(1, order).masked_fill(~real, 0), real
 
 
+def emits_statistics(model: Any) -> bool:
+    """Whether the model is a HookedTransformer, which takes masks, stops at layers and restarts from them."""
+    return hasattr(model, "run_with_statistics")
+
+
 @torch.no_grad()
 def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRequest) -> Mapping[str, Any]:
     """Statistics of every layer, [layer, batch, head, …]. The request's labels must be tensors already.
@@ -114,25 +128,26 @@ def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRe
         ValueError: padding with a model that gives only its patterns.
     """
     mask = None if bool(sequences.real.all()) else sequences.real
-    if hasattr(model, "run_with_statistics"):
+    if emits_statistics(model):
         return model.run_with_statistics(sequences.tokens, request, attention_mask=mask, return_type=None)[1]
     if mask is not None:
         raise ValueError("sequences of unequal length need a HookedTransformer; pass sequences of one length")
     layers = []
     for layer in range(model.cfg.n_layers):
-        pattern = cached(model, sequences, f"blocks.{layer}.attn.hook_pattern")
+        name = f"blocks.{layer}.attn.hook_pattern"
+        pattern = cached(model, sequences, [name])[name]
         layers.append(dict(pattern_statistics(pattern, mask=AttentionMask(), request=request)))
     return ModelStatistics(layers)
 
 
 @torch.no_grad()
-def cached(model: Any, sequences: Sequences, name: str) -> Tensor:
-    """The value of one hook point of ``blocks.{layer}…``; later layers do not run where the model can stop."""
-    arguments: dict[str, Any] = {"names_filter": [name]}
-    if hasattr(model, "run_with_statistics"):
-        arguments["stop_at_layer"] = int(name.split(".")[1]) + 1
+def cached(model: Any, sequences: Sequences, names: Sequence[str]) -> Mapping[str, Tensor]:
+    """Values of hook points ``blocks.{layer}…``; layers after the last of them do not run where the model can stop."""
+    arguments: dict[str, Any] = {"names_filter": list(names)}
+    if emits_statistics(model):
+        arguments["stop_at_layer"] = max(int(name.split(".")[1]) for name in names) + 1
         arguments["attention_mask"] = sequences.real
-    return model.run_with_cache(sequences.tokens, **arguments)[1][name]
+    return model.run_with_cache(sequences.tokens, **arguments)[1]
 
 
 def provenance(model: Any, sequences: Sequences) -> Provenance:

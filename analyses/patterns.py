@@ -1,0 +1,228 @@
+"""The attention pattern of one head: exact where it fits on a screen, pooled in blocks where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.analyses.result import Quantity, Result
+from workbench.analyses.running import Input, Sequences, cached, emits_statistics, provenance
+from workbench.kernels import AttentionMask, StatisticsRequest, attention, attention_pattern, pattern_statistics
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+Pooling = Literal["max", "mean"]
+Range = tuple[int, int]  # first position, and the one after the last
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class HeadPattern(Result):
+    """weight [query block, key block] of one head on one sequence; entropy [query] and received [key] beside it.
+
+    A block is one position where the ranges fit, and ``settings["block"]`` = (queries, keys) positions otherwise; the
+    weight is then the maximum or the mean over its visible pairs. NaN means that the mask hides the whole block.
+    ``coordinates["query"]`` and ``["key"]`` hold the tokens.
+    """
+
+    kind: ClassVar[str] = "head_pattern"
+    figure_kinds: ClassVar[tuple[str, ...]] = ("pattern",)
+    frame_axes: ClassVar[tuple[str, ...]] = ("query block", "key block")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every cell is one query and one key."""
+        return tuple(self.settings["block"]) == (1, 1)
+
+    def summary(self) -> str:
+        settings = self.settings
+        (first_query, end_query), (first_key, end_key) = settings["queries"], settings["keys"]
+        rows, columns = settings["block"]
+        how = "exact" if self.is_exact else f"{settings['pooling']} over blocks of {rows} queries × {columns} keys"
+        received = self["received"] / len(self["entropy"])
+        most = int(received.argmax())
+        return "\n".join((
+            self.provenance.sentence(),
+            f"L{settings['layer']}H{settings['head']}, queries {first_query} to {end_query - 1}, "
+            f"keys {first_key} to {end_key - 1}, {how}.",
+            f"Mean entropy {self['entropy'].mean():.3f} nats, mean largest weight {self['max_weight'].mean():.3f}.",
+            f"Most attended: {self.coordinates['key'][most]!r} at {first_key + most}, with {received[most]:.1%} of the "
+            "weight of these queries.",
+        ))  # fmt: skip
+
+    def _figure_pattern(self, *, scale: str = "linear", theme: str = "light") -> go.Figure:
+        from workbench.analyses import figures
+
+        rows, columns = self.settings["block"]
+        label = "weight" if self.is_exact else f"{self.settings['pooling']} weight of {rows} × {columns} block"
+        return figures.pattern_map(
+            self["weight"],
+            query_labels=self._labels("query", "queries", rows),
+            key_labels=self._labels("key", "keys", columns),
+            query_marginal=_block_sums(self["entropy"], rows) / _block_sums(np.ones(len(self["entropy"])), rows),
+            key_marginal=_block_sums(self["received"], columns),
+            query_marginal_label="entropy (nats)",
+            key_marginal_label="received<br>(queries)",
+            label=label,
+            scale=scale,
+            theme=theme,
+        )
+
+    def _labels(self, axis: str, range_name: str, block: int) -> list[str]:
+        from workbench.analyses.figures import show_token
+
+        first, end = self.settings[range_name]
+        if block == 1:
+            return [f"{show_token(str(t))} {first + i}" for i, t in enumerate(self.coordinates[axis])]
+        return [f"{start}–{min(start + block, end) - 1}" for start in range(first, end, block)]
+
+
+def head_pattern(
+    model: Any,
+    tokens: Input,
+    layer: int,
+    head: int,
+    *,
+    attention_mask: Tensor | None = None,
+    queries: Range | None = None,
+    keys: Range | None = None,
+    max_cells: int = 512,
+    pooling: Pooling = "max",
+) -> HeadPattern:
+    """One head's attention on one sequence, with at most ``max_cells`` cells a side. Pads are left out.
+
+    Memory is O(n + max_cells²) on a HookedTransformer, never n × n: the layers up to ``layer`` run once, and the cells
+    are computed from the queries and keys of that head alone.
+
+    Args:
+        tokens: a text, or token ids [pos] or [1, pos] with their ``attention_mask``.
+        queries, keys: ranges (first, end) of positions among the real tokens; None is all. Where cells are blocks, the
+            keys widen to whole blocks.
+        pooling: "max" keeps one-token-wide stripes; "mean" is over the visible pairs of a block.
+
+    Raises:
+        ValueError: several sequences, a head, range or option that does not exist.
+    """
+    sequences = Sequences.read(model, tokens, attention_mask)
+    if len(sequences) > 1:
+        raise ValueError(f"head_pattern shows one sequence, got {len(sequences)}; index the batch first")
+    for name, value, size in (("layer", layer, model.cfg.n_layers), ("head", head, model.cfg.n_heads)):
+        if not 0 <= value < size:
+            raise ValueError(f"{name} must be between 0 and {size - 1}, got {value}")
+    if max_cells < 1:
+        raise ValueError(f"max_cells must be at least 1, got {max_cells}")
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling must be one of {', '.join(map(repr, get_args(Pooling)))}, got {pooling!r}")
+    n = sequences.tokens.shape[1]
+    queries, keys = _checked_range("queries", queries, n), _checked_range("keys", keys, n)
+    block, keys = _blocks(queries, keys, max_cells, n)
+    weight, statistics = _measure(model, sequences, layer, head, queries, keys, block, pooling)
+    names = _token_texts(model, sequences)
+    shown = f"queries {queries[0]} to {queries[1] - 1}"
+    how = "p_ij" if block == (1, 1) else f"{pooling} of p_ij over the visible pairs of a block"
+    share = "share of 1"
+    return HeadPattern(
+        quantities={
+            "weight": Quantity(weight, ("query block", "key block"), share, f"{how}; NaN where no pair is visible"),
+            "entropy": Quantity(statistics["entropy"], ("query",), "nats", "entropy of each query's weights"),
+            "max_weight": Quantity(statistics["max_weight"], ("query",), share, "each query's largest weight"),
+            "received": Quantity(
+                statistics["received"][slice(*keys)], ("key",), "queries", f"sum of weights on each key over {shown}"
+            ),
+        },
+        provenance=provenance(model, sequences),
+        settings={
+            "layer": layer, "head": head, "queries": queries, "keys": keys, "block": block, "pooling": pooling,
+            "max_cells": max_cells,
+        },
+        coordinates={"query": names[slice(*queries)], "key": names[slice(*keys)]},
+    )  # fmt: skip
+
+
+def _checked_range(name: str, given: Range | None, n: int) -> Range:
+    first, end = (0, n) if given is None else given
+    if not 0 <= first < end <= n:
+        raise ValueError(f"{name} must be a range (first, end) within the {n} real tokens, got {given}")
+    return int(first), int(end)
+
+
+def _blocks(queries: Range, keys: Range, max_cells: int, n: int) -> tuple[Range, Range]:
+    """Positions per cell, and the keys widened to whole blocks, as blocks of keys count from position 0."""
+    rows = -(-(queries[1] - queries[0]) // max_cells)
+    columns = -(-(keys[1] - keys[0]) // max_cells)
+    if rows == columns == 1:
+        return (1, 1), keys
+    while -(-keys[1] // columns) - keys[0] // columns > max_cells:
+        columns += 1
+    return (rows, columns), (keys[0] // columns * columns, min(n, -(-keys[1] // columns) * columns))
+
+
+@torch.no_grad()
+def _measure(
+    model: Any, sequences: Sequences, layer: int, head: int, queries: Range, keys: Range, block: Range, pooling: Pooling
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Weights of the cells, [query block, key block], and the statistics of the chosen queries over all keys."""
+    exact = block == (1, 1)
+    request = StatisticsRequest(entropy=True, max_weight=True, received=True, pooled=None if exact else block)
+    mask = AttentionMask(causal=True, query_offset=queries[0])
+    columns = slice(*keys)
+    sequences = sequences.to(model.cfg.device)
+    statistics: Mapping[str, Any]
+    if emits_statistics(model):
+        q, k = _query_and_key(model, sequences, layer, head)
+        q = q[:, :, slice(*queries)]
+        options: dict[str, Any] = {"mask": mask, "scale": model.cfg.query_key_scale}
+        statistics = attention(q, k, k, statistics=request, **options).statistics  # z is not looked at: any v does
+        cells = attention_pattern(q, k, rows=slice(None), cols=columns, **options) if exact else None
+    else:
+        name = f"blocks.{layer}.attn.hook_pattern"
+        pattern = cached(model, sequences, [name])[name][:, head : head + 1, slice(*queries)]
+        statistics = pattern_statistics(pattern, mask=mask, request=request)
+        cells = pattern[..., columns] if exact else None
+    found = {name: statistics[name][0, 0].double().cpu().numpy() for name in statistics if name in _KEPT}
+    if cells is not None:
+        visible = np.arange(*keys) <= np.arange(*queries)[:, None]
+        return np.where(visible, cells[0, 0].double().cpu().numpy(), np.nan), found
+    first, end = keys[0] // block[1], -(-keys[1] // block[1])
+    n_visible = _visible_pairs(queries, keys, block)
+    pooled = statistics["pooled_max" if pooling == "max" else "pooled_sum"][0, 0, :, first:end].double().cpu().numpy()
+    if pooling == "mean":
+        pooled = pooled / np.maximum(n_visible, 1)
+    return np.where(n_visible > 0, pooled, np.nan), found
+
+
+_KEPT = ("entropy", "max_weight", "received")
+
+
+def _query_and_key(model: Any, sequences: Sequences, layer: int, head: int) -> tuple[Tensor, Tensor]:
+    """What the head's scores are made of, each [1, 1, pos, d_head]."""
+    rotary = f"blocks.{layer}.attn.hook_rot_q" in model.hook_dict
+    names = [f"blocks.{layer}.attn.hook_{'rot_' if rotary else ''}{side}" for side in "qk"]
+    values = cached(model, sequences, names)
+    q, k = (values[name].transpose(1, 2) for name in names)  # [1, n_heads, pos, d_head], [1, n_key_value_heads, …]
+    group = head // (q.shape[1] // k.shape[1])
+    return q[:, head : head + 1], k[:, group : group + 1]
+
+
+def _visible_pairs(queries: Range, keys: Range, block: Range) -> np.ndarray:
+    """How many pairs of each block causality leaves, int [query block, key block]."""
+    rows = np.arange(*queries)
+    starts = np.arange(keys[0], keys[1], block[1])
+    ends = np.minimum(starts + block[1], keys[1])
+    per_row = np.clip(rows[:, None] + 1, starts, ends) - starts  # [query, key block]
+    return np.add.reduceat(per_row, np.arange(0, len(rows), block[0]), axis=0)
+
+
+def _block_sums(values: np.ndarray, block: int) -> np.ndarray:
+    return np.add.reduceat(values, np.arange(0, len(values), block))
+
+
+def _token_texts(model: Any, sequences: Sequences) -> list[str]:
+    tokenizer = getattr(model, "tokenizer", None)
+    ids = sequences.tokens[0].tolist()
+    return [f"#{i}" for i in ids] if tokenizer is None else [tokenizer.decode([i]) for i in ids]

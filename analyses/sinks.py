@@ -1,0 +1,302 @@
+"""Attention sinks: keys that most heads give much of their weight to whatever the text says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.analyses.result import Quantity, Result
+from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
+from workbench.kernels import StatisticsRequest
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MIN_LATER_QUERIES = 16
+
+TOKEN_KINDS = ("first token", "special", "white space", "punctuation", "digits", "start of word", "rest of word")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class AttentionSinks(Result):
+    """α [layer, head, key] and sink rates by position; sink mass and norms [layer, head].
+
+    "The sink" is the position ``settings["sink_position"]``: the one with the highest sink rate unless it was given.
+    """
+
+    kind: ClassVar[str] = "attention_sinks"
+    figure_kinds: ClassVar[tuple[str, ...]] = ("map", "positions", "norms")
+    frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
+
+    @property
+    def sink_position(self) -> int:
+        return int(self.settings["sink_position"])
+
+    def summary(self) -> str:
+        rate, position, weight = self["sink_rate"], self.sink_position, self["sink_weight"]
+        others = np.delete(rate, position)
+        layer, head = (int(i) for i in np.unravel_index(np.nanargmax(weight), weight.shape))
+        lines = [
+            self.provenance.sentence(),
+            f"Sink rate (ε = {self.settings['epsilon']}, first {self.settings['n_tokens']} tokens): "
+            f"{rate[position]:.1%} at position {position}"
+            + (f", at most {np.nanmax(others):.1%} at any other position." if np.isfinite(others).any() else "."),
+            f"Mean weight on position {position}: {np.nanmean(weight):.3f} over all heads, "
+            f"{weight[layer, head]:.3f} in L{layer}H{head}. "
+            f"Mean mass on the first {self.settings['sink_keys']} tokens: {np.nanmean(self['sink_mass']):.3f}.",
+            f"Norms at position {position} over those of the median key, median over heads: "
+            f"‖v‖ {np.nanmedian(self['value_norm_ratio']):.2f}, ‖v W_O‖ {np.nanmedian(self['output_norm_ratio']):.2f}.",
+        ]
+        if "sink_rate_by_kind" in self:
+            kinds = zip(self.coordinates["kind"], self["sink_rate_by_kind"], self["n_keys_by_kind"], strict=True)
+            lines.append("Sink rate by kind of token: " + ", ".join(f"{k} {r:.1%} (n = {n})" for k, r, n in kinds if n))
+        return "\n".join(lines)
+
+    def _figure_map(self, *, score: str = "sink_weight", theme: str = "light") -> go.Figure:
+        from workbench.analyses import figures
+
+        bounded = ("sink_weight", "sink_mass", "head_sink_rate")
+        if score not in self.names("layer", "head"):
+            raise ValueError(f"score must be one of {', '.join(self.names('layer', 'head'))}, got {score!r}")
+        upper = 1.0 if score in bounded else None
+        return figures.head_map(self[score], label=figures.axis_label(score), upper=upper, theme=theme)
+
+    def _figure_positions(self, *, theme: str = "light") -> go.Figure:
+        from workbench.analyses import figures
+
+        label = f"sink rate (ε = {self.settings['epsilon']})"
+        return figures.position_bars(self["sink_rate"], x_label="key position", y_label=label, theme=theme)
+
+    def _figure_norms(self, *, theme: str = "light") -> go.Figure:
+        from workbench.analyses import figures
+
+        return figures.head_scatter(
+            self["output_norm_ratio"],
+            self["sink_weight"],
+            x_label=f"‖v W<sub>O</sub>‖ at position {self.sink_position} / median key",
+            y_label=f"mean weight on position {self.sink_position}",
+            log_x=True,
+            theme=theme,
+        )
+
+
+def attention_sinks(
+    model: Any,
+    tokens: Input,
+    *,
+    attention_mask: Tensor | None = None,
+    epsilon: float = 0.3,
+    n_tokens: int = 64,
+    sink_position: int | None = None,
+    sink_keys: int = 4,
+    progress: Progress = silent,
+) -> AttentionSinks:
+    """Which keys are sinks (Gu et al. 2024, section 3), how much weight they take, and how little they carry.
+
+    Per sequence, head and key j, α_j is the mean of p_ij over the real queries i ≥ j among the first ``n_tokens``
+    tokens; key j is a sink of the head where α_j > ``epsilon``; its sink rate is the share of sequences, layers and
+    heads in which it is one. Only keys with at least 16 later queries count.
+
+    Args:
+        model: a HookedTransformer, or a TransformerBridge (O(n²) memory, sequences of one length).
+        tokens: text, texts, or token ids [batch, pos] with their ``attention_mask`` (1 or true = real). Only the first
+            ``n_tokens`` real tokens of each sequence are used; chunked_text cuts a long text into sequences.
+        sink_position: the position whose weight and norms are reported; None takes the one with the highest sink rate.
+        sink_keys: so many first real tokens of a sequence make up ``sink_mass``.
+        progress: called with the fraction done and what was done.
+
+    Raises:
+        ValueError: sequences too short to have a key with 16 later queries, or an option out of its range.
+    """
+    if not 0 < epsilon < 1:
+        raise ValueError(f"epsilon must lie between 0 and 1, got {epsilon}")
+    if n_tokens <= MIN_LATER_QUERIES:
+        raise ValueError(
+            f"n_tokens must be more than the {MIN_LATER_QUERIES} later queries a key needs, got {n_tokens}"
+        )
+    if sink_keys < 1:
+        raise ValueError(f"sink_keys must be at least 1, got {sink_keys}")
+    sequences = Sequences.read(model, tokens, attention_mask).first(n_tokens)
+    shortest = int(sequences.lengths.min())
+    if shortest <= MIN_LATER_QUERIES:
+        raise ValueError(
+            f"a sequence has {shortest} tokens, so none of its keys has {MIN_LATER_QUERIES} later queries; "
+            "leave it out or use longer text"
+        )
+    measured = _measure(model, sequences, sink_keys, progress)
+    alpha = np.where(_countable(sequences)[:, None, None], measured.received, np.nan)  # [sequence, layer, head, key]
+    above = np.where(np.isnan(alpha), np.nan, alpha > epsilon)
+    rate = _mean(above, (0, 1, 2))  # [key]
+    position = int(np.nanargmax(rate)) if sink_position is None else sink_position
+    if not 0 <= position < len(rate) or np.isnan(rate[position]):
+        last = int(np.isfinite(rate).sum()) - 1
+        raise ValueError(
+            f"sink_position must be a key with {MIN_LATER_QUERIES} later queries, 0 to {last} here, got {sink_position}"
+        )
+    quantities = _key_quantities(alpha, above, rate, position, epsilon)
+    quantities |= _head_quantities(measured, sequences, position, sink_keys)
+    kinds = token_kinds(model, sequences)
+    coordinates = {}
+    if kinds is not None:
+        quantities |= _kind_quantities(above, kinds)
+        coordinates = {"kind": TOKEN_KINDS}
+    return AttentionSinks(
+        quantities=quantities,
+        provenance=provenance(model, sequences),
+        settings={
+            "epsilon": epsilon,
+            "n_tokens": min(n_tokens, sequences.tokens.shape[1]),
+            "min_later_queries": MIN_LATER_QUERIES,
+            "sink_position": position,
+            "sink_keys": sink_keys,
+        },
+        coverage={"sink_rate": float(_countable(sequences).sum() / sequences.real.sum())},
+        coordinates=coordinates,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """received [sequence, layer, head, key]; sink_mass, value_norm, output_norm [sequence, layer, head, pos]."""
+
+    received: np.ndarray
+    sink_mass: np.ndarray
+    value_norm: np.ndarray
+    output_norm: np.ndarray
+
+
+def _measure(model: Any, sequences: Sequences, sink_keys: int, progress: Progress) -> _Measured:
+    request = StatisticsRequest(sink_keys=sink_keys, received=True)
+    parts: list[tuple[np.ndarray, ...]] = []
+    n_done, n_positions = 0, sequences.tokens.shape[1]
+    for batch in sequences.batches():
+        batch = batch.to(model.cfg.device)
+        statistics = attention_statistics(model, batch, request)
+        values = (statistics["received_mean"], statistics["sink_mass"], *_norms(model, batch))
+        parts.append(tuple(_padded(part.transpose(0, 1), n_positions) for part in values))
+        n_done += len(batch)
+        progress(n_done / len(sequences), f"attention and values of {n_done} of {len(sequences)} sequences")
+    return _Measured(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+@torch.no_grad()
+def _norms(model: Any, batch: Sequences) -> tuple[Tensor, Tensor]:
+    """‖v_j‖ and ‖v_j W_O‖ of every head and position, each [layer, batch, head, pos]."""
+    names = [f"blocks.{layer}.attn.hook_v" for layer in range(model.cfg.n_layers)]
+    values = cached(model, batch, names)
+    value_norms, output_norms = [], []
+    for layer, name in enumerate(names):
+        W_O = model.blocks[layer].attn.W_O  # [n_heads, d_head, d_model]
+        v = values[name].repeat_interleave(len(W_O) // values[name].shape[2], dim=2)  # [batch, pos, n_heads, d_head]
+        value_norms.append(v.norm(dim=-1).transpose(1, 2))
+        output_norms.append(torch.einsum("bphe,hed->bhpd", v, W_O).norm(dim=-1))
+    return torch.stack(value_norms), torch.stack(output_norms)
+
+
+def _padded(values: Tensor, n_positions: int) -> np.ndarray:
+    missing = n_positions - values.shape[-1]
+    return torch.nn.functional.pad(values.double(), (0, missing), value=torch.nan).cpu().numpy()
+
+
+def _countable(sequences: Sequences) -> np.ndarray:
+    """Keys with enough later queries, bool [sequence, pos]."""
+    later = sequences.lengths[:, None] - 1 - torch.arange(sequences.tokens.shape[1])
+    return (later >= MIN_LATER_QUERIES).numpy()
+
+
+def _mean(values: np.ndarray, axes: int | tuple[int, ...]) -> np.ndarray:
+    """Mean of the known values, NaN where there is none."""
+    known = np.isfinite(values)
+    n = known.sum(axis=axes)
+    return np.where(known, values, 0.0).sum(axis=axes) / np.where(n > 0, n, np.nan)
+
+
+def _key_quantities(
+    alpha: np.ndarray, above: np.ndarray, rate: np.ndarray, position: int, epsilon: float
+) -> dict[str, Quantity]:
+    share, at = "share of 1", f"key position {position}"
+    is_sink = f"sequences in which α of {at} exceeds {epsilon}"
+    by_key, by_head = ("layer", "head", "key"), ("layer", "head")
+    return {
+        "sink_rate": Quantity(rate, ("key",), share, f"share of sequences, layers and heads with α_j > {epsilon}"),
+        "alpha": Quantity(
+            _mean(alpha, 0), by_key, share, "α_j, mean weight on key j over real queries i ≥ j, mean over sequences"
+        ),
+        "sink_weight": Quantity(_mean(alpha[..., position], 0), by_head, share, f"α of {at}, mean over sequences"),
+        "head_sink_rate": Quantity(_mean(above[..., position], 0), by_head, share, f"share of {is_sink}"),
+    }
+
+
+def _head_quantities(measured: _Measured, sequences: Sequences, position: int, sink_keys: int) -> dict[str, Quantity]:
+    real = sequences.real.numpy()[:, None, None]
+    axes = ("layer", "head")
+    mass = np.where(real, measured.sink_mass, np.nan)  # [sequence, layer, head, query]
+    found = {
+        "sink_mass": Quantity(
+            _mean(mass, (0, 3)), axes, "share of 1",
+            f"weight on the first {sink_keys} real tokens, mean over real queries that see one of them",
+        )
+    }  # fmt: skip
+    for name, formula in (("value_norm", "‖v‖"), ("output_norm", "‖v W_O‖")):
+        norms = np.where(real, getattr(measured, name), np.nan)  # [sequence, layer, head, key]
+        at_sink, others = norms[..., position], np.delete(norms, position, axis=-1)
+        median = np.nanmedian(others, axis=-1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(median > 0, at_sink / median, np.nan)
+        found[f"{name}_at_sink"] = Quantity(
+            _mean(at_sink, 0), axes, "", f"{formula} of key position {position}, mean over sequences"
+        )
+        found[f"{name}_median"] = Quantity(
+            _mean(median, 0), axes, "", f"median of {formula} over the other keys, mean over sequences"
+        )
+        found[f"{name}_ratio"] = Quantity(
+            _mean(ratio, 0),
+            axes,
+            "",
+            f"{formula} of key position {position} over the median key's, mean over sequences",
+        )
+    return found
+
+
+def _kind_quantities(above: np.ndarray, kinds: np.ndarray) -> dict[str, Quantity]:
+    counted = np.isfinite(above).all(axis=(1, 2))  # [sequence, key]
+    per_key = above.mean(axis=(1, 2))
+    chosen = [counted & (kinds == kind) for kind in range(len(TOKEN_KINDS))]
+    rates = np.array([per_key[keys].mean() if keys.any() else np.nan for keys in chosen])
+    n = np.array([keys.sum() for keys in chosen])
+    return {
+        "sink_rate_by_kind": Quantity(rates, ("kind",), "share of 1", "sink rate of all keys of a kind of token"),
+        "n_keys_by_kind": Quantity(n, ("kind",), "keys", "how many keys of that kind count"),
+    }
+
+
+def token_kinds(model: Any, sequences: Sequences) -> np.ndarray | None:
+    """Index into TOKEN_KINDS of every token, int [sequence, pos], −1 for pads; None for a model without a tokenizer.
+
+    The first token of a sequence is a kind of its own, whatever it is.
+    """
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        return None
+    special = set(tokenizer.all_special_ids)
+    ids = sequences.tokens[sequences.real].unique().tolist()
+    kind_of = {i: TOKEN_KINDS.index("special" if i in special else _text_kind(tokenizer.decode([i]))) for i in ids}
+    kinds = np.full(sequences.tokens.shape, -1)
+    for row, (tokens, length) in enumerate(zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)):
+        kinds[row, :length] = [kind_of[token] for token in tokens[:length]]
+    kinds[:, 0] = TOKEN_KINDS.index("first token")
+    return kinds
+
+
+def _text_kind(text: str) -> str:
+    if not text.strip():
+        return "white space"
+    if not any(character.isalnum() for character in text):
+        return "punctuation"
+    if text.strip().isdigit():
+        return "digits"
+    return "start of word" if text[0].isspace() else "rest of word"
