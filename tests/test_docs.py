@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import workbench.analyses
+from workbench.analyses.scores import SCORES
 from workbench.kernels import StatisticsRequest
 
 ROOT = Path(__file__).parents[1]
@@ -46,8 +47,8 @@ def test_commands_of_the_readme_exist() -> None:
             assert re.search(rf"^{verb}:", makefile, flags=re.MULTILINE), verb
         else:
             assert program == "workbench"
-            command = [sys.executable, "-m", "workbench.cli", verb, "--help"]
-            usage = subprocess.run(command, capture_output=True, text=True)
+            code = "import sys; from workbench.cli import main; sys.exit(main())"
+            usage = subprocess.run([sys.executable, "-c", code, verb, "--help"], capture_output=True, text=True)
             assert usage.returncode == 0, usage.stderr
             for option in [word for word in rest if word.startswith("--")]:
                 assert option in usage.stdout, f"workbench {verb} has no {option}"
@@ -70,8 +71,8 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def test_every_statistic_is_defined_and_every_analysis_introduced() -> None:
     definitions = (ROOT / "docs" / "definitions.md").read_text(encoding="utf-8")
-    for field in StatisticsRequest.__dataclass_fields__:
-        assert f"`{field}" in definitions, f"docs/definitions.md does not mention {field}"
+    for name in [*StatisticsRequest.__dataclass_fields__, *SCORES]:
+        assert f"`{name}`" in definitions, f"docs/definitions.md does not define {name}"
     for name in workbench.analyses.__all__:
         if name.islower():
             assert name in README, f"README.md does not mention the analysis {name}"
