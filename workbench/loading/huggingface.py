@@ -117,7 +117,7 @@ def download_from_hub(repo_id: str, revision: str | None = None) -> Path:
     Raises:
         ModelNotFoundError: no such model or revision, no permission, or no connection.
     """
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import constants, errors, snapshot_download
 
     try:
         # Subfolders and consolidated files hold the same weights in other formats.
@@ -138,7 +138,8 @@ def download_from_hub(repo_id: str, revision: str | None = None) -> Path:
     except errors.HFValidationError:
         reason = "is no valid id for the Hugging Face hub, which looks like owner/name"
     except (errors.HTTPError, OSError) as error:
-        reason = f"is not in the hub's cache, and the hub cannot be reached ({_first_line(error)})"
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _first_line(error).removeprefix("Got: ")
+        reason = f"is neither a known model nor in the hub's cache, and the hub cannot be reached ({why})"
     raise ModelNotFoundError(f"{repo_id} {reason}")
 
 

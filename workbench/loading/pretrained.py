@@ -88,7 +88,7 @@ def open_checkpoint(
     try:
         folder = huggingface.download_from_hub(source, revision)
     except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"no model {source!r}: {error}; {sources.near_names(source)}") from None
+        raise ModelNotFoundError(f"{error}; {sources.near_names(source)}") from None
     checkpoint = huggingface.folder_checkpoint(folder, tokenizer=tokenizer, revision=folder.name)
     return dataclasses.replace(checkpoint, model_name=source, described_as=source)
 
