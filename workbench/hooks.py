@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,15 @@ from transformer_lens.HookedRootModule import HookedRootModule
 
 from workbench.config import TransformerConfig
 
-__all__ = ["ActivationCache", "HookPoint", "HookedModel", "ReadOnlyHookPoint", "fresh", "select_hook_names"]
+__all__ = [
+    "ActivationCache",
+    "HookPoint",
+    "HookedModel",
+    "ReadOnlyHookPoint",
+    "fresh",
+    "hook_shape",
+    "select_hook_names",
+]
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 Hooks = Sequence[tuple[str | Callable[[str], bool], Callable]]
@@ -65,14 +74,13 @@ class HookedModel(HookedRootModule):
             ValueError: a name that is no hook point, or a filter that matches nothing.
             MemoryError: an unfiltered cache that would need more than half of the free memory.
         """
-        names = self._active_hook_names(names_filter)
+        names = self.active_hook_names(names_filter)
         if names_filter is None:
             names = [name for name in names if not isinstance(self.hook_dict[name], ReadOnlyHookPoint)]
             model_input = model_args[0] if model_args else kwargs["input"]
-            tokens = model_input if isinstance(model_input, Tensor) else self.to_tokens(
-                model_input, return_attention_mask=True
-            )[0]  # fmt: skip
-            _check_cache_memory(self.cfg, names, torch.atleast_2d(tokens).shape[:2])
+            if not isinstance(model_input, Tensor):
+                model_input, _ = self.to_tokens(model_input, return_attention_mask=True)
+            _check_cache_memory(self.cfg, names, *torch.atleast_2d(model_input).shape[:2])
         output, cache = super().run_with_cache(
             *model_args, names_filter=names, remove_batch_dim=remove_batch_dim, **kwargs
         )
@@ -92,7 +100,7 @@ class HookedModel(HookedRootModule):
             ValueError: a name or predicate that selects no hook point; nothing is then installed.
         """
         forward, backward = (
-            [(name, function) for names, function in hooks for name in self._active_hook_names(names)]
+            [(name, function) for names, function in hooks for name in self.active_hook_names(names)]
             for hooks in (fwd_hooks, bwd_hooks)
         )
         with super().hooks(forward, backward, reset_hooks_end, clear_contexts):
@@ -100,10 +108,10 @@ class HookedModel(HookedRootModule):
 
     def add_hook(self, name: str | Callable[[str], bool], hook: Callable, *args: Any, **kwargs: Any) -> None:
         """Adds a hook that stays until ``reset_hooks``. Raises ValueError where ``name`` selects no hook point."""
-        for hook_name in self._active_hook_names(name):
+        for hook_name in self.active_hook_names(name):
             super().add_hook(hook_name, hook, *args, **kwargs)
 
-    def _active_hook_names(self, names: NamesFilter) -> list[str]:
+    def active_hook_names(self, names: NamesFilter) -> list[str]:
         """The selected hook points that fire under the present configuration."""
         switched_off = {
             suffix: setter for suffix, (flag, setter) in _OPTIONAL_HOOKS.items() if not getattr(self.cfg, flag)
@@ -151,17 +159,26 @@ def _suffix(hook_name: str) -> str:
     return hook_name.rpartition(".")[2]
 
 
-def _check_cache_memory(cfg: TransformerConfig, names: list[str], shape: tuple[int, ...]) -> None:
-    batch, pos = shape
-    heads, kv_heads, d_head = cfg.n_heads, cfg.n_key_value_heads, cfg.d_head
-    widths = {"hook_scale": 1, "hook_pre": cfg.d_mlp, "hook_pre_linear": cfg.d_mlp, "hook_post": cfg.d_mlp}
-    widths |= dict.fromkeys(("hook_pattern", "hook_attn_scores"), heads * pos)
-    widths |= dict.fromkeys(("hook_q", "hook_rot_q", "hook_z"), heads * d_head)
-    widths |= dict.fromkeys(("hook_k", "hook_rot_k", "hook_v"), kv_heads * d_head)
-    widths |= dict.fromkeys(("hook_result", "hook_q_input"), heads * cfg.d_model)
-    widths |= dict.fromkeys(("hook_k_input", "hook_v_input"), kv_heads * cfg.d_model)
-    per_token = sum(widths.get(_suffix(name), cfg.d_model) for name in names)
-    needed = batch * pos * per_token * cfg.dtype.itemsize
+def hook_shape(cfg: TransformerConfig, name: str, batch: int, pos: int) -> tuple[int, ...]:
+    """The shape of an activation at a hook point (statistics, whose width a request decides, aside)."""
+    suffix = _suffix(name)
+    if suffix in ("hook_pattern", "hook_attn_scores"):
+        return batch, cfg.n_heads, pos, pos
+    if suffix in ("hook_q", "hook_rot_q", "hook_z"):
+        return batch, pos, cfg.n_heads, cfg.d_head
+    if suffix in ("hook_k", "hook_rot_k", "hook_v"):
+        return batch, pos, cfg.n_key_value_heads, cfg.d_head
+    if suffix in ("hook_result", "hook_q_input"):
+        return batch, pos, cfg.n_heads, cfg.d_model
+    if suffix in ("hook_k_input", "hook_v_input"):
+        return batch, pos, cfg.n_key_value_heads, cfg.d_model
+    if suffix in ("hook_pre", "hook_pre_linear", "hook_post"):
+        return batch, pos, cfg.d_mlp
+    return batch, pos, 1 if suffix == "hook_scale" else cfg.d_model
+
+
+def _check_cache_memory(cfg: TransformerConfig, names: list[str], batch: int, pos: int) -> None:
+    needed = cfg.dtype.itemsize * sum(math.prod(hook_shape(cfg, name, batch, pos)) for name in names)
     free = torch.cuda.mem_get_info(cfg.device)[0] if cfg.device.type == "cuda" else psutil.virtual_memory().available
     if needed > free / 2:
         raise MemoryError(

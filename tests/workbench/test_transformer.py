@@ -1,0 +1,219 @@
+"""The model against transformers' implementation of the same weights, and against its own definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workbench import HookedTransformer, StatisticsRequest, TransformerConfig
+
+PADS = 7
+
+
+def relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((value - expected).abs().max() / expected.abs().max())
+
+
+@torch.no_grad()
+def test_logits_and_patterns_equal_transformers(pair, tokens):
+    expected = pair.reference(tokens, output_attentions=True)
+    logits, cache = pair.model.run_with_cache(tokens)
+    assert relative_error(logits, expected.logits) < 1e-4
+    for layer, pattern in enumerate(expected.attentions):
+        torch.testing.assert_close(cache["pattern", layer], pattern, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_flash_path_equals_transformers(pair, tokens):
+    assert relative_error(pair.model(tokens), pair.reference(tokens).logits) < 1e-4
+
+
+@torch.no_grad()
+def test_residual_stream_equals_transformers_hidden_states(pair, tokens):
+    hidden = pair.reference(tokens, output_hidden_states=True).hidden_states
+    _, cache = pair.model.run_with_cache(tokens)
+    for layer in range(pair.model.cfg.n_layers):
+        assert relative_error(cache["resid_pre", layer], hidden[layer]) < 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_equals_transformers_and_the_unpadded_run(pair, tokens, side):
+    real = slice(PADS, None) if side == "left" else slice(None, -PADS)
+    mask = torch.zeros_like(tokens)
+    mask[:, real] = 1
+    mask[0] = 1  # one row without pads in the same batch
+    logits = pair.model(tokens, attention_mask=mask)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    expected = pair.reference(tokens, attention_mask=mask, position_ids=positions).logits
+    assert relative_error(logits[mask.bool()], expected[mask.bool()]) < 1e-4
+    assert relative_error(logits[1:, real], pair.model(tokens[1:, real])) < 1e-4
+    assert torch.isfinite(logits).all()
+
+
+@torch.no_grad()
+def test_a_pad_never_changes_a_real_token(pair, tokens):
+    mask = torch.ones_like(tokens)
+    mask[:, :PADS] = 0
+    other = tokens.clone()
+    other[:, :PADS] = (tokens[:, :PADS] + 5) % 23
+    assert torch.equal(
+        pair.model(tokens, attention_mask=mask)[:, PADS:], pair.model(other, attention_mask=mask)[:, PADS:]
+    )
+    losses = [pair.model(t, return_type="loss", attention_mask=mask) for t in (tokens, other)]
+    assert torch.equal(*losses)
+
+
+@torch.no_grad()
+def test_packed_documents_equal_each_document_alone(pair, tokens):
+    """Documents neither see each other nor shift each other's positions, and no loss crosses their border."""
+    documents = torch.tensor([0] * 60 + [1] * 1 + [2] * 89).expand(3, -1)
+    logits, losses = pair.model(tokens, return_type="both", loss_per_token=True, documents=documents)
+    for document in (0, 1, 2):
+        part = tokens[documents == document].view(3, -1)
+        assert relative_error(logits[documents == document].view(3, part.shape[1], -1), pair.model(part)) < 1e-4
+    border = documents[:, 1:] != documents[:, :-1]
+    assert torch.equal(losses.isnan(), border)
+
+
+@torch.no_grad()
+def test_loss_is_next_token_cross_entropy(pair, tokens):
+    expected = pair.reference(tokens, labels=tokens).loss
+    torch.testing.assert_close(pair.model(tokens, return_type="loss"), expected)
+    per_token = pair.model(tokens, return_type="loss", loss_per_token=True)
+    assert per_token.shape == (3, 149)
+    torch.testing.assert_close(per_token.mean(), expected)
+
+
+@torch.no_grad()
+def test_causality(pair, tokens):
+    """Changing a later token changes no earlier logit, to the bit."""
+    changed = tokens.clone()
+    changed[:, 100] = (tokens[:, 100] + 1) % 23
+    before, after = pair.model(tokens), pair.model(changed)
+    torch.testing.assert_close(before[:, :100], after[:, :100], atol=0, rtol=0)
+    assert not torch.equal(before[:, 100:], after[:, 100:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [0, 1, 2, -1, 3])
+def test_stopping_and_restarting_at_a_layer_is_the_whole_run(pair, tokens, layer):
+    mask = torch.ones_like(tokens)
+    mask[1, :PADS] = 0
+    residual = pair.model(tokens, stop_at_layer=layer, attention_mask=mask)
+    logits = pair.model(residual, start_at_layer=layer, attention_mask=mask)
+    assert torch.equal(logits, pair.model(tokens, attention_mask=mask))
+
+
+@torch.no_grad()
+def test_no_return_type_skips_the_unembedding(pair, tokens):
+    assert pair.model(tokens, return_type=None) is None
+
+
+@torch.no_grad()
+def test_text_is_tokenised_padded_and_masked(pair):
+    texts = ["a b c", "d e f g h i"]
+    logits = pair.model(texts)
+    assert logits.shape[:2] == (2, 7)
+    for i, text in enumerate(texts):
+        alone = pair.model(text)[0]
+        assert relative_error(logits[i, : len(alone)], alone) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input": torch.tensor([[0, 23]])}, "vocabulary has 23"),
+        ({"input": torch.tensor([[0, -1]])}, "vocabulary has 23"),
+        ({"input": torch.zeros(1, 0, dtype=torch.long)}, "not empty"),
+        ({"input": torch.tensor([[0.5]])}, "must be integers"),
+        ({"input": torch.zeros(1, 161, dtype=torch.long)}, "n_ctx"),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.ones(1, 3)}, "attention_mask"),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.tensor([[2, 1, 1, 1]])}, "only 0"),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "documents": torch.ones(1, 3)}, "documents"),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "position_ids": torch.ones(1, 3)}, "position_ids"),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "prepend_bos": True}, "already tokens"),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "return_type": "probabilities"}, "return_type"),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "stop_at_layer": 4}, "stop_at_layer"),
+        ({"input": torch.zeros(1, 4, 3), "start_at_layer": 1}, "residual stream"),
+        ({"input": "a b", "attention_mask": torch.ones(1, 3)}, "leave attention_mask out"),
+        ({"input": []}, "empty"),
+        ({"input": torch.tensor([[3]]), "return_type": "loss"}, "next token"),
+    ],
+)
+def test_input_that_does_not_fit_is_refused(pair, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pair.model(**arguments)
+
+
+def test_gradients_equal_transformers(pair, tokens):
+    """Loss and its gradient with respect to the embedding, through the flash path."""
+    for side in pair:
+        side.zero_grad()
+    pair.reference(tokens, labels=tokens).loss.backward()
+    pair.model(tokens, return_type="loss").backward()
+    table = pair.reference.get_input_embeddings().weight.grad
+    assert relative_error(pair.model.embed.W_E.grad, table) < 1e-4
+    for side in pair:
+        side.zero_grad()
+
+
+def test_rotary_scores_depend_on_the_offset_only():
+    """Su et al. 2021: a common shift of all positions changes no attention weight."""
+    torch.manual_seed(0)
+    cfg = TransformerConfig(
+        n_layers=2, d_model=16, n_heads=2, d_head=8, d_mlp=32, d_vocab=11, n_ctx=4096,
+        positional_embedding_type="rotary",
+    )  # fmt: skip
+    model = HookedTransformer(cfg).double().eval()
+    tokens = torch.randint(0, 11, (1, 30))
+    shifted = model(tokens, position_ids=torch.arange(30) + 1000)
+    torch.testing.assert_close(model(tokens), shifted, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_without_positions_nothing_tells_bidirectional_order(pair, tokens):
+    """The last query of a causal model without position information is invariant under permuting earlier tokens."""
+    zero_positions = torch.zeros_like(tokens[:1])
+    order = torch.cat((torch.randperm(149, generator=torch.Generator().manual_seed(0)), torch.tensor([149])))
+    one_layer = {"stop_at_layer": 1, "position_ids": zero_positions}
+    last = pair.model(tokens[:1], **one_layer)[:, -1]
+    torch.testing.assert_close(pair.model(tokens[:1, order], **one_layer)[:, -1], last, atol=1e-4, rtol=1e-4)
+
+
+def test_configuration_follows_dtype_and_round_trips(model):
+    model.double()
+    assert model.cfg.dtype == torch.float64
+    assert model.blocks[0].attn.cfg is model.cfg
+    assert TransformerConfig.from_dict(model.cfg.to_dict()) == model.cfg
+    with pytest.raises(ValueError, match="unknown configuration fields: n_layer"):
+        TransformerConfig.from_dict({**model.cfg.to_dict(), "n_layer": 3})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"n_heads": 0}, {"n_key_value_heads": 4}, {"act_fn": "swish"}, {"eps": 0.0}, {"attn_scale": float("nan")}],
+)
+def test_configuration_refuses_what_does_not_fit(model, change):
+    fields = {**model.cfg.to_dict(), **change}
+    with pytest.raises(ValueError, match=next(iter(change))):
+        TransformerConfig.from_dict(fields)
+
+
+@torch.no_grad()
+def test_half_precision_stays_near_float32(model, tokens):
+    expected = model(tokens)
+    model.to(torch.bfloat16)
+    logits, statistics = model.run_with_statistics(tokens)
+    assert logits.dtype == torch.bfloat16
+    assert relative_error(logits.float(), expected) < 0.15  # a few of bfloat16's 2^-8 through three layers
+    assert statistics["entropy"].dtype == torch.float32
+
+
+@torch.no_grad()
+def test_statistics_in_float64_have_its_precision(model, tokens):
+    model.double()
+    _, statistics = model.run_with_statistics(tokens, StatisticsRequest(entropy=True))
+    _, cache = model.run_with_cache(tokens, names_filter="blocks.1.attn.hook_pattern")
+    expected = torch.special.entr(cache["pattern", 1]).sum(-1)
+    torch.testing.assert_close(statistics["entropy"][1], expected, atol=1e-10, rtol=0)
