@@ -1,1 +1,1 @@
-"""."""
+"""From a name, a folder, a file or a model in memory to a HookedTransformer."""
