@@ -25,8 +25,11 @@ def rotary_tables(position_ids: Tensor, d_head: int, base: float, dtype: torch.d
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotates each pair of dimensions of x [batch, pos, head, d_head] by its position's angle."""
+    """Rotates each pair of dimensions of x [batch, pos, head, d_head] by its position's angle; the type stays x's.
+
+    Under torch.autocast x is narrower than the tables; q and k then keep the type of v, as attention wants it.
+    """
     cosine, sine = rotation
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    return x * cosine[:, :, None] + turned * sine[:, :, None]
+    return (x * cosine[:, :, None] + turned * sine[:, :, None]).to(x.dtype)
