@@ -39,16 +39,15 @@ class GenerationMethods:
         Raises:
             ValueError: a prompt that leaves no room in the context for ``max_new_tokens``.
         """
-        is_text = not isinstance(input, Tensor)
-        if is_text:
-            tokens, mask = self.to_tokens(
-                input, prepend_bos=prepend_bos, padding_side="left", return_attention_mask=True
-            )
-        else:
+        if isinstance(input, Tensor):
             tokens = check_tokens(input, self.cfg).to(self.cfg.device)
             mask = torch.ones_like(tokens) if attention_mask is None else attention_mask.to(self.cfg.device)
             if not bool(mask[:, -1].all()):
                 raise ValueError("generate continues the last token of each row, so pads belong on the left")
+        else:
+            tokens, mask = self.to_tokens(
+                input, prepend_bos=prepend_bos, padding_side="left", return_attention_mask=True
+            )
         mask = mask.bool()
         longest = int(mask.sum(dim=1).max())
         if max_new_tokens < 1 or longest + max_new_tokens > self.cfg.n_ctx:
@@ -68,7 +67,7 @@ class GenerationMethods:
             mask = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1)
             if bool(ended.all()):
                 break
-        if not is_text:
+        if isinstance(input, Tensor):
             return tokens
         texts = [
             self.tokenizer.decode(row[real], skip_special_tokens=True) for row, real in zip(tokens, mask, strict=True)

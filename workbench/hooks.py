@@ -61,6 +61,7 @@ class HookedModel(HookedRootModule):
     """TransformerLens' root module, without its silences: a name or a filter that selects nothing is an error."""
 
     cfg: TransformerConfig
+    to_tokens: Callable
 
     def run_with_cache(
         self, *model_args: Any, names_filter: NamesFilter = None, remove_batch_dim: bool = False, **kwargs: Any
@@ -99,10 +100,7 @@ class HookedModel(HookedRootModule):
         Raises:
             ValueError: a name or predicate that selects no hook point; nothing is then installed.
         """
-        forward, backward = (
-            [(name, function) for names, function in hooks for name in self.active_hook_names(names)]
-            for hooks in (fwd_hooks, bwd_hooks)
-        )
+        forward, backward = (self._hooks_by_name(hooks) for hooks in (fwd_hooks, bwd_hooks))
         with super().hooks(forward, backward, reset_hooks_end, clear_contexts):
             yield self
 
@@ -110,6 +108,9 @@ class HookedModel(HookedRootModule):
         """Adds a hook that stays until ``reset_hooks``. Raises ValueError where ``name`` selects no hook point."""
         for hook_name in self.active_hook_names(name):
             super().add_hook(hook_name, hook, *args, **kwargs)
+
+    def _hooks_by_name(self, hooks: Hooks) -> list[tuple[str | Callable, Callable]]:
+        return [(name, function) for names, function in hooks for name in self.active_hook_names(names)]
 
     def active_hook_names(self, names: NamesFilter) -> list[str]:
         """The selected hook points that fire under the present configuration."""

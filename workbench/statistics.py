@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.components.positions import Rotation
-from workbench.kernels import AttentionMask, AttentionOutput, MatchLabels, StatisticsRequest, match_labels
+from workbench.kernels import (
+    AttentionMask,
+    AttentionOutput,
+    AttentionStatistics,
+    MatchLabels,
+    StatisticsRequest,
+    match_labels,
+)
 
 # What run_with_statistics computes, and where the statistics' hooks find their parameters, unless the user says else.
 DEFAULT_REQUEST = StatisticsRequest(
@@ -38,7 +46,7 @@ def _column(key: str) -> Callable[[AttentionOutput], Tensor]:
 
 
 STATISTIC_HOOKS: dict[str, StatisticHook] = {
-    "hook_lse": StatisticHook(None, lambda output: output.lse.detach()[..., None]),
+    "hook_lse": StatisticHook(None, _column("lse")),
     "hook_entropy": StatisticHook("entropy", _column("entropy")),
     "hook_max_weight": StatisticHook("max_weight", _column("max_weight")),
     "hook_mean_distance": StatisticHook("mean_distance", _column("mean_distance")),
@@ -52,19 +60,19 @@ STATISTIC_HOOKS: dict[str, StatisticHook] = {
 }
 
 
-class ModelStatistics(Mapping[str, "Tensor | Mapping[str, Tensor]"]):
+class ModelStatistics(Mapping[str, Any]):
     """Statistics of every layer that ran, by name: the kernel's shapes with a leading layer axis.
 
     ``entropy`` is [layer, batch, head, query], ``received`` [layer, batch, head, key], ``match_mass`` a mapping from
     label name to [layer, batch, head, query], and so on (see StatisticsRequest). Layers count from ``first_layer``.
     """
 
-    def __init__(self, layers: list[dict[str, Tensor | Mapping[str, Tensor]]], first_layer: int = 0) -> None:
+    def __init__(self, layers: Sequence[Mapping[str, Any]], first_layer: int = 0) -> None:
         self.first_layer = first_layer
         self.n_layers = len(layers)
         self._values = {name: _stack([layer[name] for layer in layers]) for name in layers[0]}
 
-    def __getitem__(self, name: str) -> Tensor | Mapping[str, Tensor]:
+    def __getitem__(self, name: str) -> Any:
         if name not in self._values:
             raise KeyError(f"{name!r} was not requested; this result holds {', '.join(self._values)}")
         return self._values[name]
@@ -79,7 +87,7 @@ class ModelStatistics(Mapping[str, "Tensor | Mapping[str, Tensor]"]):
         return f"ModelStatistics({self.n_layers} layers: {', '.join(self._values)})"
 
 
-def _stack(values: list) -> Tensor | Mapping[str, Tensor]:
+def _stack(values: list[Any]) -> Tensor | dict[str, Tensor]:
     if isinstance(values[0], Mapping):
         return {name: torch.stack([value[name] for value in values]) for name in values[0]}
     return torch.stack(values)
@@ -99,7 +107,7 @@ class AttentionContext:
     shape: tuple[int, int]
     device: torch.device
     user_request: StatisticsRequest
-    collected: list[dict[str, Tensor | Mapping[str, Tensor]]] | None = None
+    collected: list[AttentionStatistics] | None = None
 
     @cached_property
     def request(self) -> StatisticsRequest:
@@ -125,17 +133,20 @@ class AttentionContext:
                     f"StatisticsRequest with {field}=…"
                 )
         if self.collected is not None:
-            return dataclasses.replace(self.request, **{field: True for field in fields & _SWITCHES})
+            switched: dict[str, Any] = dict.fromkeys(fields & _SWITCHES, True)
+            return dataclasses.replace(self.request, **switched)
         if not fields:
             return None
-        chosen: dict = {field: True if field in _SWITCHES else getattr(self.request, field) for field in fields}
+        chosen: dict[str, Any] = {
+            field: True if field in _SWITCHES else getattr(self.request, field) for field in fields
+        }
         if "received" in fields:
             chosen["query_weights"] = self.request.query_weights
         return StatisticsRequest(**chosen)
 
     def collect(self, output: AttentionOutput) -> None:
         if self.collected is not None:
-            self.collected.append({"lse": output.lse.detach(), **(output.statistics or {})})
+            self.collected.append(output.statistics)
 
     def _first_real_tokens(self, count: int) -> Tensor | int:
         """Positions [batch, m] of the first ``count`` real tokens of each sequence and document; −1 fills the rest."""

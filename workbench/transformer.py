@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from workbench.components.attention import Attention
 from workbench.components.block import Block
 from workbench.components.embeddings import Embed, PositionEmbed, Unembed
 from workbench.components.norms import Norm
@@ -123,15 +124,13 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
             ValueError: an argument that does not fit, in words that say which and why.
         """
         first, last = self._layer_range(start_at_layer, stop_at_layer)
-        tokens, residual, attention_mask = self._read_input(
-            input, start_at_layer, attention_mask, prepend_bos, padding_side
-        )
-        shape = tuple((residual if tokens is None else tokens).shape[:2])
+        x, attention_mask = self._read_input(input, start_at_layer, attention_mask, prepend_bos, padding_side)
+        tokens = x if start_at_layer is None else None
+        shape = x.shape[0], x.shape[1]
         attention_mask = self._real_tokens(attention_mask, shape)
         documents = self._checked_documents(documents, shape)
         position_ids = self._position_ids(position_ids, attention_mask, documents, shape)
-        if tokens is not None:
-            residual = self._embed(tokens, position_ids)
+        residual = x if tokens is None else self._embed(tokens, position_ids)
         context = self._attention_context(tokens, attention_mask, documents, position_ids, shape)
         for block in self.blocks[first:last]:
             residual = block(residual, context)
@@ -172,25 +171,22 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
 
     def _read_input(
         self, input: Any, start_at_layer: int | None, attention_mask: Tensor | None, prepend_bos: Any, padding_side: Any
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """(tokens, None, mask), or with start_at_layer (None, residual, mask)."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens [batch, pos], or with start_at_layer the residual [batch, pos, d_model]; and the attention mask."""
         if start_at_layer is not None:
             if not isinstance(input, Tensor) or input.dim() != 3 or input.shape[-1] != self.cfg.d_model:
                 raise ValueError(
                     f"with start_at_layer, input must be a residual stream [batch, pos, {self.cfg.d_model}], "
                     f"got {tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__}"
                 )
-            return None, input.to(self.cfg.device), attention_mask
+            return input.to(self.cfg.device), attention_mask
         if isinstance(input, Tensor):
             if prepend_bos is not None or padding_side is not None:
                 raise ValueError("prepend_bos and padding_side apply to text; the input is already tokens")
-            return check_tokens(input, self.cfg).to(self.cfg.device), None, attention_mask
+            return check_tokens(input, self.cfg).to(self.cfg.device), attention_mask
         if attention_mask is not None:
             raise ValueError("text is padded and masked by the model; leave attention_mask out, or pass tokens")
-        tokens, mask = self.to_tokens(
-            input, prepend_bos=prepend_bos, padding_side=padding_side, return_attention_mask=True
-        )
-        return tokens, None, mask
+        return self.to_tokens(input, prepend_bos=prepend_bos, padding_side=padding_side, return_attention_mask=True)
 
     def _layer_range(self, start: int | None, stop: int | None) -> tuple[int, int]:
         layers = self.cfg.n_layers
@@ -290,7 +286,7 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
     def _reconfigure(self, **changes: Any) -> None:
         cfg = dataclasses.replace(self.cfg, **changes)
         for module in self.modules():
-            if hasattr(module, "cfg"):
+            if isinstance(module, (HookedTransformer, Block, Attention)):
                 module.cfg = cfg
 
     def _apply(self, fn: Callable, recurse: bool = True) -> HookedTransformer:

@@ -10,6 +10,7 @@ from workbench.config import TransformerConfig
 from workbench.hooks import HookPoint, ReadOnlyHookPoint
 from workbench.kernels import (
     AttentionOutput,
+    AttentionStatistics,
     StatisticsRequest,
     attention,
     attention_scores,
@@ -97,8 +98,8 @@ class Attention(nn.Module):
         pattern = self.hook_pattern(pattern)
         per_group = pattern.unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # [batch, kv head, group · query, key]
         z = (per_group.to(v.dtype) @ v).view_as(q)
-        statistics = None if request is None else pattern_statistics(pattern.detach(), mask=mask, request=request)
-        return AttentionOutput(z=z, lse=lse, statistics=statistics)
+        of_pattern = {} if request is None else pattern_statistics(pattern.detach(), mask=mask, request=request)
+        return AttentionOutput(z=z, lse=lse, statistics=AttentionStatistics({"lse": lse.detach(), **of_pattern}))
 
     def _mix_heads(self, z: Tensor) -> Tensor:
         if self.cfg.use_attn_result:

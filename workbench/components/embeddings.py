@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -45,7 +47,7 @@ class Unembed(nn.Module):
         else:
             self.W_U = nn.Parameter(torch.empty(cfg.d_model, cfg.d_vocab))
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name == "W_U" and "_tied" in self.__dict__:
             return self._tied[0].W_E.T
         return super().__getattr__(name)
