@@ -106,6 +106,38 @@ class AttentionMask:
             )
 
 
+@dataclass(frozen=True)
+class KeyGrid:
+    """Columns in blocks of ``size`` that do not cross multiples of ``period``: the last block of a period is ragged."""
+
+    n_keys: int
+    size: int = 1
+    period: int = 1
+
+    @property
+    def blocks_per_period(self) -> int:
+        return -(-self.period // self.size)
+
+    def floor(self, column: int) -> int:
+        """First column of the block that a column is in."""
+        return column - column % self.period % self.size
+
+    def ceil(self, column: int) -> int:
+        """The nearest edge of a block at or after a column."""
+        start = self.floor(column)
+        return start if start == column else self.edges(self.index(column))[1]
+
+    def index(self, column: int) -> int:
+        """Index of the block that a column is in."""
+        return column // self.period * self.blocks_per_period + column % self.period // self.size
+
+    def edges(self, index: int) -> tuple[int, int]:
+        """First column and end of a block."""
+        period, part = divmod(index, self.blocks_per_period)
+        start = period * self.period + part * self.size
+        return start, min(start + self.size, (period + 1) * self.period, self.n_keys)
+
+
 @dataclass(frozen=True, eq=False)
 class VisibleKeys:
     """A mask bound to sizes: two disjoint column intervals per query row, and the padding of the keys.
@@ -173,39 +205,31 @@ class VisibleKeys:
                 total += sign * sums.gather(2, n_rows[:, None].expand(shape))
         return total if self.key_padding is None else torch.where(self.key_padding[:, None], total, 0.0)
 
-    def spans(
-        self, batch: int, rows: slice, *, width: int, step: int = 1, boundary: int | None = None
-    ) -> list[ColumnSpan]:
+    def spans(self, batch: int, rows: slice, grid: KeyGrid, width: int) -> list[ColumnSpan]:
         """Disjoint spans of columns, left to right, that hold every pair visible to a block of rows.
 
-        A span that is not masked holds visible pairs only; one that cannot be told from the bounds of the rows alone
-        counts as masked. Spans without any visible pair are left out.
-
-        Args:
-            width: longest span, a multiple of ``step``.
-            step: spans begin and end at multiples of it, or at n_keys.
-            boundary: no span crosses a multiple of it.
+        Spans are at most ``width`` long, are made of whole blocks of the grid, and lie within one of its periods where
+        those have several blocks. A span that is not masked holds visible pairs only; one that cannot be told from the
+        bounds of the rows alone counts as masked. Spans without any visible pair are left out.
         """
-        bounds = torch.stack(
-            [bound[batch, rows] for bound in (self.first, self.end, self.global_first, self.global_end)]
-        )
-        lowest, highest = (bound.tolist() for bound in bounds.aminmax(dim=1))
+        bounds = (self.first, self.end, self.global_first, self.global_end)
+        extremes = torch.stack([bound[batch, rows] for bound in bounds]).aminmax(dim=1)
+        lowest, highest = extremes.min.tolist(), extremes.max.tolist()
         intervals = [  # (earliest first, latest first, shortest end, longest end)
             (lowest[i], highest[i], lowest[i + 1], highest[i + 1]) for i in (0, 2)
         ]
         cuts = {0, self.n_keys}
         for earliest, latest, shortest, longest in intervals:
-            cuts |= {earliest // step * step, shortest // step * step}
-            cuts |= {min(-(-bound // step) * step, self.n_keys) for bound in (latest, longest)}
+            cuts |= {grid.floor(earliest), grid.floor(shortest), grid.ceil(latest), grid.ceil(longest)}
         pieces: list[ColumnSpan] = []
-        for start, stop in pairwise(sorted(cuts)):
+        for start, stop in pairwise(sorted(cut for cut in cuts if cut <= self.n_keys)):
             if all(earliest >= stop or longest <= start for earliest, _, _, longest in intervals):
                 continue
             masked = not any(latest <= start and shortest >= stop for _, latest, shortest, _ in intervals)
             if pieces and pieces[-1].masked == masked and pieces[-1].stop == start:
                 start = pieces.pop().start
             pieces.append(ColumnSpan(start, stop, masked))
-        return [part for piece in pieces for part in self._with_padding(batch, piece.split(width, step, boundary))]
+        return [part for piece in pieces for part in self._with_padding(batch, piece.split(grid, width))]
 
     def _with_padding(self, batch: int, spans: list[ColumnSpan]) -> list[ColumnSpan]:
         """Drops spans of padding, and marks as masked those that hold some."""
@@ -214,7 +238,7 @@ class VisibleKeys:
         before = self.real_before[batch]
         counts = [int(before[span.stop] - before[span.start]) for span in spans]
         return [
-            ColumnSpan(span.start, span.stop, span.masked or count < span.stop - span.start)
+            ColumnSpan(span.start, span.stop, span.masked or count < len(span))
             for span, count in zip(spans, counts, strict=True)
             if count
         ]
@@ -228,16 +252,18 @@ class ColumnSpan:
     stop: int
     masked: bool
 
-    def split(self, width: int, step: int, boundary: int | None) -> list[ColumnSpan]:
-        """Parts of nearly equal length, at most ``width``."""
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def split(self, grid: KeyGrid, width: int) -> list[ColumnSpan]:
+        """Parts of nearly equal length, at most ``width``, made of whole blocks of the grid."""
         edges = [self.start, self.stop]
-        if boundary is not None:
-            first = (self.start // boundary + 1) * boundary
-            edges[1:1] = range(first, self.stop, boundary)
+        if grid.blocks_per_period > 1:
+            edges[1:1] = range((self.start // grid.period + 1) * grid.period, self.stop, grid.period)
         parts = []
         for start, stop in pairwise(edges):
             n_parts = -(-(stop - start) // width)
-            length = -(-(stop - start) // (n_parts * step)) * step
+            length = -(-(stop - start) // (n_parts * grid.size)) * grid.size
             parts += [ColumnSpan(at, min(at + length, stop), self.masked) for at in range(start, stop, length)]
         return parts
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workbench.kernels.masks import ColumnSpan
 from workbench.kernels.statistics import MatchLabels
-from workbench.kernels.tiles import RowBlock
+from workbench.kernels.tiles import RowBlock, Tiling
 
 _DENSE = 1 / 16  # from this share of matching pairs on, a mask over the tile is cheaper than a list of them
 
@@ -18,59 +18,61 @@ _DENSE = 1 / 16  # from this share of matching pairs on, a mask over the tile is
 class TileMatches:
     """Matching pairs of one tile: a list of them, or a mask where they are many."""
 
-    flat: Tensor | None  # int64 [group · pair], places in the flattened tile
-    row: Tensor | None  # int64 [group · pair], places in [group · row]
+    place: Tensor | None  # int64 [group · pair], in the flattened tile
+    row: Tensor | None  # int64 [group · pair], in [group · row]
     mask: Tensor | None  # [key, 1, row] of 0 and 1
 
     def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
-        """Adds the weight on matching keys, from a tile [key, group, row], to ``mass`` [group · row]."""
+        """Adds the weight on matching keys, from a tile [key, group · row], to ``mass`` [group · row]."""
         if self.mask is not None:
-            product = torch.mul(weights, self.mask, out=scratch[: weights.numel()].view(weights.shape))
-            mass += product.sum(0).flatten()
-        elif self.flat is not None and self.row is not None:
-            mass.index_add_(0, self.row, weights.flatten().index_select(0, self.flat))
+            tile = weights.unflatten(1, (-1, self.mask.shape[2]))
+            product = torch.mul(tile, self.mask, out=scratch.view(tile.shape))
+            mass += product.flatten(1).sum(0)
+        elif self.place is not None and self.row is not None:
+            mass.index_add_(0, self.row, weights.flatten().index_select(0, self.place))
 
 
 class MatchPairs:
     """Key columns in the order of their labels, and for every query the run of earlier keys with its label."""
 
-    def __init__(self, labels: MatchLabels, query_offset: int) -> None:
-        self._labels = labels
-        self._offset = query_offset
+    def __init__(self, labels: MatchLabels, tiling: Tiling) -> None:
+        self._labels, self._group, self._dtype = labels, tiling.group, tiling.keys.dtype
+        self._offset = tiling.rule.mask.query_offset
         n_keys = labels.key.shape[1]
         ranks = torch.cat((labels.query, labels.key), 1).unique(return_inverse=True)[1]  # small, for the code below
         query, key = ranks.split((labels.query.shape[1], n_keys), 1)
         columns = torch.arange(n_keys, device=key.device)
         place, self._columns = (key * (n_keys + 1) + columns).sort(dim=1)  # label first, then column
-        position = torch.arange(query.shape[1], device=key.device) + query_offset
+        position = torch.arange(query.shape[1], device=key.device) + self._offset
         start = query * (n_keys + 1)
         self._first = torch.searchsorted(place, start)  # [batch, query]
         end = torch.searchsorted(place, start + position.clamp(0, n_keys))
         self._count = torch.where(labels.query < 0, 0, end - self._first)
 
-    def tiles(self, block: RowBlock, spans: list[ColumnSpan], group: int) -> list[TileMatches | None]:
+    def tiles(self, block: RowBlock, spans: list[ColumnSpan]) -> list[TileMatches | None]:
         """The matches of every span with a block of rows; None where there are none."""
         counts = self._count[block.batch, block.rows]  # [row]
         total = int(counts.sum())
-        if total > _DENSE * len(block) * sum(span.stop - span.start for span in spans):
+        if total > _DENSE * len(block) * sum(map(len, spans)):
             return [self._dense(block, span) for span in spans]
         rows = torch.arange(len(block), device=counts.device).repeat_interleave(counts, output_size=total)
         before = (counts.cumsum(0) - counts)[rows]
         places = self._first[block.batch, block.rows][rows] + torch.arange(total, device=counts.device) - before
         columns = self._columns[block.batch, places]
-        return [self._listed(rows, columns, len(block), span, group) for span in spans]
+        return [self._listed(rows, columns, len(block), span) for span in spans]
 
-    def _listed(self, rows: Tensor, columns: Tensor, n_rows: int, span: ColumnSpan, group: int) -> TileMatches | None:
+    def _listed(self, rows: Tensor, columns: Tensor, n_rows: int, span: ColumnSpan) -> TileMatches | None:
         inside = ((columns >= span.start) & (columns < span.stop)).nonzero()[:, 0]
         if not len(inside):
             return None
-        heads = torch.arange(group, device=rows.device)[:, None] * n_rows
-        row = (heads + rows[inside]).flatten()  # [group · pair]
-        return TileMatches(row + ((columns[inside] - span.start) * group * n_rows).repeat(group), row, None)
+        heads = torch.arange(self._group, device=rows.device)[:, None] * n_rows
+        row = heads + rows[inside]  # [group, pair]
+        place = row + (columns[inside] - span.start) * (self._group * n_rows)
+        return TileMatches(place.flatten(), row.flatten(), None)
 
     def _dense(self, block: RowBlock, span: ColumnSpan) -> TileMatches | None:
         query, key = self._labels.query[block.batch, block.rows], self._labels.key[block.batch, span.start : span.stop]
         row = torch.arange(block.start, block.stop, device=query.device)
         column = torch.arange(span.start, span.stop, device=query.device)[:, None]
         matches = (key[:, None] == query) & (query >= 0) & (column < row + self._offset)
-        return TileMatches(None, None, matches[:, None].float()) if matches.any() else None
+        return TileMatches(None, None, matches[:, None].to(self._dtype)) if matches.any() else None

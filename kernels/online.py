@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workbench.kernels.masks import KeyGrid
 from workbench.kernels.scores import LOG2_E, ScoreRule, real_entries
-from workbench.kernels.tiles import RowBlock, Tiling
+from workbench.kernels.tiles import RowBlock, Tiling, hide
 from workbench.kernels.workers import run_pieces
 
 
@@ -24,7 +25,7 @@ def online_attention(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[
     def attend(piece: list[RowBlock]) -> None:
         buffer = tiling.buffer()
         for block in piece:
-            spans = tiling.spans(block, step=1)
+            spans = tiling.spans(block, KeyGrid(k.shape[2]))
             hidden = [tiling.hidden(block, span, -torch.inf) for span in spans]
             for kv_head in range(values.shape[1]):
                 queries = tiling.block_queries(block, kv_head)  # [d_head, group · row]
@@ -32,10 +33,8 @@ def online_attention(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[
                 maximum = queries.new_full((queries.shape[1],), -torch.inf)
                 normaliser = torch.zeros_like(maximum)
                 for span, bound in zip(spans, hidden, strict=True):
-                    scores = tiling.scores(block, kv_head, span, queries, buffer)  # [key, group, row]
-                    if bound is not None:
-                        torch.minimum(scores, bound, out=scores)
-                    scores = scores.flatten(1)
+                    scores = tiling.scores(block, kv_head, span, queries, buffer)  # [key, group · row]
+                    hide(scores, bound)
                     raised = torch.maximum(maximum, scores.amax(0))
                     pivot = raised.masked_fill(raised == -torch.inf, 0.0)  # no key so far: exp2(-inf) must be 0
                     weights = scores.sub_(pivot).exp2_()

@@ -16,14 +16,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from workbench.kernels.largest import largest_weights
-from workbench.kernels.masks import ColumnSpan
+from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.matches import MatchPairs, TileMatches
 from workbench.kernels.statistics import StatisticsRequest, received_statistics, weights_per_head
-from workbench.kernels.tiles import HIDDEN, RowBlock, Tiling
+from workbench.kernels.tiles import HIDDEN, RowBlock, Tiling, hide
 from workbench.kernels.workers import run_pieces
 
 _KEY_BLOCK = 16  # maxima and sums are first taken over this many keys, or over the pooled map's blocks where smaller
 _LARGEST_KEY_BLOCK = 64
+
+_Scratch = tuple[Tensor, Tensor]  # memory for two tiles
 
 
 def tile_statistics(tiling: Tiling, lse: Tensor, request: StatisticsRequest) -> dict[str, Any]:
@@ -43,10 +45,31 @@ class _SharedTile:
     """What the tiles of all heads over the same rows and columns have in common."""
 
     span: ColumnSpan
-    key_blocks: slice  # its blocks among those of all tiles over these rows
+    key_blocks: slice  # its blocks of keys, counted from the first one of the block of rows
     hidden: Tensor | None  # upper bound of scores, [key, 1, row]
-    distance: Tensor | None  # |i - j|, [key, 1, row], only without causality
+    distance: Tensor  # i - j from the first row, [key], where no column lies ahead of it; else |i - j|, [key, 1, row]
     matches: dict[str, TileMatches]
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.span.start, self.span.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class _SharedRows:
+    """A block of rows and its tiles."""
+
+    block: RowBlock
+    tiles: list[_SharedTile]
+    key_blocks: range  # from the first that is visible, or the first of its period, to the last
+
+    def behind(self) -> int:
+        """How many of the key blocks are in tiles that lie wholly behind the first row; those come first."""
+        return max((tile.key_blocks.stop for tile in self.tiles if tile.distance.ndim == 1), default=0)
+
+    def place(self, kv_head: int) -> tuple[int, int, slice, slice]:
+        """Index of its rows in [batch, key/value head, group, query]."""
+        return self.block.batch, kv_head, slice(None), self.block.rows
 
 
 class _TilePass:
@@ -55,18 +78,15 @@ class _TilePass:
     def __init__(self, tiling: Tiling, lse: Tensor, request: StatisticsRequest) -> None:
         mask = tiling.rule.mask
         self._tiling, self._lse, self._request = tiling, lse, request
-        rows, columns = request.pooled or (1, _KEY_BLOCK)
-        fine = columns <= _LARGEST_KEY_BLOCK  # then a tile is made of whole pooled blocks, else it lies within one
-        self._key_block = columns if fine else _KEY_BLOCK
-        self._step = columns if fine else 1
-        self._boundary = None if fine else columns
+        rows, period = request.pooled or (1, _KEY_BLOCK)
+        self._grid = KeyGrid(mask.n_keys, size=period if period <= _LARGEST_KEY_BLOCK else _KEY_BLOCK, period=period)
         self.pieces = tiling.pieces(rows)
         self._n_top = max(int(request.max_weight), request.top_keys)
         self._needs_maxima = self._n_top > 0 or request.pooled is not None
-        self._needs_sums = request.pooled is not None or (request.mean_distance and mask.causal)
+        self._needs_sums = request.pooled is not None or request.mean_distance
         self._needs_every_tile = self._needs_maxima or request.entropy or request.mean_distance or request.received
         self._needs_every_tile |= request.classes is not None
-        self._pairs = {name: MatchPairs(labels, mask.query_offset) for name, labels in request.labels().items()}
+        self._pairs = {name: MatchPairs(labels, tiling) for name, labels in request.labels().items()}
         self._classes = None if request.classes is None else request.class_indicators(lse.dtype)  # [batch, key, class]
         self._ones = lse.new_ones(mask.n_keys)
         self._columns = torch.arange(mask.n_keys, device=lse.device, dtype=lse.dtype)
@@ -108,71 +128,73 @@ class _TilePass:
         """Does one piece of work and stores its results."""
         scratch = self._tiling.buffer(), self._tiling.buffer()
         for block in self.pieces[index]:
-            tiles, key_blocks = self._shared_tiles(block)
+            rows = self._shared(block)
+            edges = torch.tensor([self._grid.edges(i) for i in rows.key_blocks], device=self._lse.device)
             for kv_head in range(self._lse.shape[1]):
-                sums = self._sum_tiles(index, block, kv_head, tiles, scratch)
-                self._store(block, kv_head, key_blocks, sums)
+                place = rows.place(kv_head)
+                shift = self._lse[place].flatten()  # [group · row]
+                sums = self._sum_tiles(index, rows, kv_head, shift, scratch)
+                if self._n_top and rows.tiles:
+                    self._places["largest_weights"][place], self._places["largest_keys"][place] = largest_weights(
+                        self._tiling, block, kv_head, shift, sums["maxima"], edges.T, self._n_top, scratch[0]
+                    )
+                self._store(rows, kv_head, sums)
+                if self._request.pooled is not None and rows.tiles:
+                    self._pool(rows, kv_head, "pooled_max", sums["maxima"].exp2_(), torch.amax, torch.maximum)
+                    self._pool(rows, kv_head, "pooled_sum", sums["sums"], torch.sum, torch.add)
 
-    def _shared_tiles(self, block: RowBlock) -> tuple[list[_SharedTile], Tensor]:
-        """The tiles over a block of rows, and first column and end of their key blocks, [2, key block]."""
-        tiling, mask = self._tiling, self._tiling.rule.mask
-        spans = tiling.spans(block, self._step, self._boundary)
-        matches = {name: pairs.tiles(block, spans, tiling.group) for name, pairs in self._pairs.items()}
+    def _shared(self, block: RowBlock) -> _SharedRows:
+        tiling, mask, grid = self._tiling, self._tiling.rule.mask, self._grid
+        spans = tiling.spans(block, grid)
+        matches = {name: pairs.tiles(block, spans) for name, pairs in self._pairs.items()}
         row = torch.arange(block.start, block.stop, device=self._lse.device)
+        first = grid.index(spans[0].start) // grid.blocks_per_period * grid.blocks_per_period if spans else 0
         tiles: list[_SharedTile] = []
-        starts, ends = [row[:0]], [row[:0]]
-        n_key_blocks = 0
         for i, span in enumerate(spans):
             here = {name: found for name, tile_matches in matches.items() if (found := tile_matches[i]) is not None}
             if not (self._needs_every_tile or here):
                 continue
-            distance = None
-            if self._request.mean_distance and not mask.causal:
-                column = torch.arange(span.start, span.stop, device=row.device)[:, None, None]
-                distance = mask.distance(row, column).to(self._lse.dtype)
-            first = torch.arange(span.start, span.stop, self._key_block, device=row.device)
-            starts.append(first)
-            ends.append((first + self._key_block).clamp(max=span.stop))
-            key_blocks = slice(n_key_blocks, n_key_blocks + len(first))
-            n_key_blocks = key_blocks.stop
+            columns, position = self._columns[span.start : span.stop], block.start + mask.query_offset
+            ahead = span.stop - 1 > position
+            distance = mask.distance(row, columns[:, None, None]) if ahead else position - columns
+            key_blocks = slice(grid.index(span.start) - first, grid.index(span.stop - 1) + 1 - first)
             tiles.append(_SharedTile(span, key_blocks, tiling.hidden(block, span, HIDDEN), distance, here))
-        return tiles, torch.stack((torch.cat(starts), torch.cat(ends)))
+        return _SharedRows(block, tiles, range(first, first + (tiles[-1].key_blocks.stop if tiles else 0)))
 
     def _sum_tiles(
-        self, index: int, block: RowBlock, kv_head: int, tiles: list[_SharedTile], scratch: tuple[Tensor, Tensor]
+        self, index: int, rows: _SharedRows, kv_head: int, shift: Tensor, scratch: _Scratch
     ) -> dict[str, Tensor]:
-        """Sums over all tiles of one block of rows, [.., group · row]."""
-        tiling, place = self._tiling, _place(block, kv_head)
+        """Sums over all tiles of a block of rows, [.., group · row]; attention received goes to its place."""
+        tiling, block = self._tiling, rows.block
         queries = tiling.block_queries(block, kv_head)  # [d_head, group · row]
-        shift = self._lse[place]  # [group, row]
-        sums = self._empty_sums(queries.shape[1], tiles[-1].key_blocks.stop if tiles else 0)
-        for tile in tiles:
-            columns = slice(tile.span.start, tile.span.stop)
-            ones = self._ones[columns]
-            t = tiling.scores(block, kv_head, tile.span, queries, scratch[0]).sub_(shift)  # [key, group, row]
+        sums = self._empty_sums(len(shift), len(rows.key_blocks))
+        for tile in rows.tiles:
+            by_row = (len(tile.span), tiling.group, len(block))  # a tile's shape where rows matter
+            ones = self._ones[: len(tile.span)]
+            t = tiling.scores(block, kv_head, tile.span, queries, scratch[0]).sub_(shift)  # [key, group · row]
             if not tiling.rule.only_scales:
                 t.clamp_(min=HIDDEN)  # a bias may be -inf
-            if tile.hidden is not None:
-                torch.minimum(t, tile.hidden, out=t)
+            hide(t, tile.hidden)
             if "maxima" in sums:
-                sums["maxima"][tile.key_blocks] = _over_key_blocks(torch.amax, t, self._key_block)
+                _over_key_blocks(torch.amax, t, self._grid.size, sums["maxima"][tile.key_blocks])
             p = torch.exp2(t, out=scratch[1][: t.numel()].view(t.shape))
             if "sums" in sums:
-                sums["sums"][tile.key_blocks] = _over_key_blocks(torch.sum, p, self._key_block)
+                _over_key_blocks(torch.sum, p, self._grid.size, sums["sums"][tile.key_blocks])
             if "entropy" in sums:
-                sums["entropy"].addmv_(t.mul_(p).flatten(1).mT, ones)
-            if tile.distance is not None:
-                sums["mean_distance"].addmv_(torch.mul(p, tile.distance, out=t).flatten(1).mT, ones)
-            elif "mean_distance" in sums:  # i - j from the block's first row; the rest of i is added once, in _store
-                back = block.start + tiling.rule.mask.query_offset - self._columns[columns]
-                sums["mean_distance"].addmv_(p.flatten(1).mT, back)
+                sums["entropy"].addmv_(t.mul_(p).mT, ones)
+            if "mean_distance" in sums and tile.distance.ndim == 1:  # the way from the first row is added in _store
+                sums["mean_distance"].addmv_(p.mT, tile.distance)
+            elif "mean_distance" in sums:
+                torch.mul(p.view(by_row), tile.distance, out=t.view(by_row))
+                sums["mean_distance"].addmv_(t.mT, ones)
             for name, matches in tile.matches.items():
                 matches.add_mass(p, sums[f"match {name}"], t)
             if self._classes is not None:
-                sums["class_mass"].addmm_(self._classes[block.batch, columns].mT, p.flatten(1))
+                sums["class_mass"].addmm_(self._classes[block.batch, tile.columns].mT, p)
             if "received" in self._places:
-                weighted = p if self._weights is None else torch.mul(p, self._weights[place], out=t)
-                self._places["received"][index, kv_head, columns] += weighted.sum(2)
+                if self._weights is not None:
+                    p *= self._weights[rows.place(kv_head)].flatten()
+                self._places["received"][index, kv_head, tile.columns] += p.view(by_row).sum(2)
         return sums
 
     def _empty_sums(self, width: int, n_key_blocks: int) -> dict[str, Tensor]:
@@ -181,49 +203,52 @@ class _TilePass:
         if self._classes is not None:
             sums["class_mass"] = self._lse.new_zeros(self._classes.shape[2], width)
         if self._needs_maxima:
-            sums["maxima"] = self._lse.new_empty(n_key_blocks, width)
+            sums["maxima"] = self._lse.new_full((n_key_blocks, width), HIDDEN)
         if self._needs_sums:
-            sums["sums"] = self._lse.new_empty(n_key_blocks, width)
+            sums["sums"] = self._lse.new_zeros(n_key_blocks, width)
         return sums
 
-    def _store(self, block: RowBlock, kv_head: int, key_blocks: Tensor, sums: dict[str, Tensor]) -> None:
-        places, place, shape = self._places, _place(block, kv_head), (self._tiling.group, len(block))
+    def _store(self, rows: _SharedRows, kv_head: int, sums: dict[str, Tensor]) -> None:
+        """Stores what is one number, or one per class, for every row."""
+        place, shape = rows.place(kv_head), (self._tiling.group, len(rows.block))
         for name in self._pairs:
-            places[f"match {name}"][place] = sums[f"match {name}"].view(shape)
+            self._places[f"match {name}"][place] = sums[f"match {name}"].view(shape)
         if "entropy" in sums:
-            places["entropy"][place] = sums["entropy"].view(shape) * -math.log(2)
+            self._places["entropy"][place] = sums["entropy"].view(shape) * -math.log(2)
         if "mean_distance" in sums:
-            distance = sums["mean_distance"].view(shape)
-            if self._tiling.rule.mask.causal:
-                distance += sums["sums"].sum(0).view(shape) * torch.arange(len(block), device=distance.device)
-            places["mean_distance"][place] = distance
+            behind = sums["sums"][: rows.behind()].sum(0).view(shape)
+            further = torch.arange(len(rows.block), device=behind.device)  # rows after the first
+            self._places["mean_distance"][place] = sums["mean_distance"].view(shape) + behind * further
         if "class_mass" in sums:
-            places["class_mass"][place] = sums["class_mass"].unflatten(1, shape).permute(1, 2, 0)
-        if self._n_top and key_blocks.shape[1]:
-            places["largest_weights"][place], places["largest_keys"][place] = largest_weights(
-                self._tiling, block, kv_head, self._lse[place], sums["maxima"], key_blocks, self._n_top
-            )
-        if self._request.pooled is not None and key_blocks.shape[1]:
-            self._pool(block, kv_head, key_blocks[0], sums["maxima"].view(-1, *shape), sums["sums"].view(-1, *shape))
+            self._places["class_mass"][place] = sums["class_mass"].unflatten(1, shape).permute(1, 2, 0)
 
-    def _pool(self, block: RowBlock, kv_head: int, first: Tensor, maxima: Tensor, sums: Tensor) -> None:
-        """Adds blocks of keys [key block, group, row], which begin at the columns ``first``, to the pooled maps."""
-        rows, columns = self._request.pooled or (1, 1)
-        height = min(rows, len(block))  # rows of a pooled block in this block of rows
-        missing = -len(block) % height
-        maxima = pad(maxima, (0, missing), value=HIDDEN).unflatten(2, (-1, height)).amax(3).exp2()
-        sums = pad(sums, (0, missing)).unflatten(2, (-1, height)).sum(3)
-        at = block.start // rows
-        place = (block.batch, kv_head, slice(None), slice(at, at + maxima.shape[2]))
-        index = (first // columns).expand(*maxima.shape[1:], -1)  # [group, row block, key block]
-        pooled_max, pooled_sum = self._places["pooled_max"][place], self._places["pooled_sum"][place]
-        pooled_max.scatter_reduce_(2, index, maxima.permute(1, 2, 0), "amax")
-        pooled_sum.scatter_add_(2, index, sums.permute(1, 2, 0))
+    def _pool(
+        self,
+        rows: _SharedRows,
+        kv_head: int,
+        name: str,
+        blocks: Tensor,
+        reduce: Callable[..., Tensor],
+        join: Callable[..., Tensor],
+    ) -> None:
+        """Reduces blocks of keys [key block, group · row] to blocks of a pooled map, and joins them to it."""
+        block, length = rows.block, self._grid.blocks_per_period
+        pooled_rows, _ = self._request.pooled or (1, 1)
+        height = min(pooled_rows, len(block))
+        blocks = blocks.unflatten(1, (-1, len(block)))
+        blocks = pad(blocks, (0, -len(block) % height, 0, 0, 0, -len(blocks) % length))
+        if length > 1:
+            blocks = reduce(blocks.unflatten(0, (-1, length)), 1)
+        blocks = reduce(blocks.unflatten(2, (-1, height)), 3).permute(1, 2, 0)  # [group, row block, column block]
+        row, column = block.start // pooled_rows, rows.key_blocks.start // length
+        target = self._places[name][block.batch, kv_head, :, row : row + blocks.shape[1]]
+        target = target[..., column : column + blocks.shape[2]]
+        join(target, blocks, out=target)
 
     def results(self) -> dict[str, Any]:
         """The statistics under their public names, with a head axis."""
         found: dict[str, Any] = {
-            name: place if name == "received" else place.flatten(1, 2) for name, place in self._places.items()
+            name: place.flatten(1, 2) for name, place in self._places.items() if name != "received"
         }
         if self._pairs:
             found["match_mass"] = {name: found.pop(f"match {name}") for name in self._pairs}
@@ -233,22 +258,16 @@ class _TilePass:
                 found["max_weight"], found["argmax_key"] = weights[..., 0], keys[..., 0]
             if self._request.top_keys:
                 found["top_weights"], found["top_keys"] = weights, keys
-        if "received" in found:
-            parts = self._places["received"].unflatten(
-                0, (self._lse.shape[0], -1)
-            )  # [batch, piece, kv head, key, group]
+        if "received" in self._places:
+            parts = self._places["received"].unflatten(0, (self._lse.shape[0], -1))
             received = parts.sum(1).movedim(3, 2).flatten(1, 2)  # [batch, head, key]
             found |= received_statistics(received, self._tiling.rule.mask, self._request.query_weights)
         return found
 
 
-def _place(block: RowBlock, kv_head: int) -> tuple[int, int, slice, slice]:
-    return block.batch, kv_head, slice(None), block.rows
-
-
-def _over_key_blocks(reduce: Callable[..., Tensor], tile: Tensor, size: int) -> Tensor:
-    """Reduction of a tile [key, group, row] over blocks of keys, the last one ragged: [key block, group · row]."""
-    flat = tile.flatten(1)
-    whole = len(flat) // size * size
-    blocks = reduce(flat[:whole].unflatten(0, (-1, size)), 1)
-    return blocks if whole == len(flat) else torch.cat((blocks, reduce(flat[whole:], 0, keepdim=True)))
+def _over_key_blocks(reduce: Callable[..., Tensor], tile: Tensor, size: int, out: Tensor) -> None:
+    """Reduces a tile [key, group · row] over blocks of keys, the last one ragged, to [key block, group · row]."""
+    whole, rest = divmod(len(tile), size)
+    reduce(tile[: whole * size].unflatten(0, (whole, size)), 1, out=out[:whole])
+    if rest:
+        reduce(tile[whole * size :], 0, out=out[whole])

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.kernels.masks import ColumnSpan
+from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.scores import ScoreRule, prepared
 
-_TILE_ROWS = 192  # rows of all heads of a group together
-_TILE_SIZE = 512 * _TILE_ROWS  # elements; two such tiles in float32 fit the second-level cache of a core
+_TILE_ROWS = 384  # rows of all heads of a group together
+_TILE_SIZE = 1024 * _TILE_ROWS  # elements; large enough to outweigh the calls, small enough for a core's caches
 HIDDEN = -1e4  # a base-2 score whose weight is 0 in every precision, and so is its product with that weight
 _PIECES = 16  # pieces of work per sequence: a constant, so that sums over them do not depend on the machine
 
@@ -56,12 +56,11 @@ class Tiling:
 
     @property
     def block_rows(self) -> int:
-        return max(16, _TILE_ROWS // self.group)
+        return min(max(16, _TILE_ROWS // self.group), 256)
 
     def pieces(self, pooled_rows: int = 1) -> list[list[RowBlock]]:
         """Work that is independent of each other: the rows of one pooled block stay within a piece."""
-        batch, n_rows = self.queries.shape[0], self.queries.shape[3]
-        longest = self.block_rows
+        batch, n_rows, longest = self.queries.shape[0], self.queries.shape[3], self.block_rows
         band = longest // pooled_rows * pooled_rows or pooled_rows
         bands = range(0, n_rows, band)
         return [
@@ -74,9 +73,10 @@ class Tiling:
             for piece in range(min(_PIECES, len(bands)))
         ]
 
-    def spans(self, block: RowBlock, step: int, boundary: int | None = None) -> list[ColumnSpan]:
-        width = max(_TILE_SIZE // (self.block_rows * self.group) // step, 1) * step
-        return self.rule.mask.spans(block.batch, block.rows, width=width, step=step, boundary=boundary)
+    def spans(self, block: RowBlock, grid: KeyGrid) -> list[ColumnSpan]:
+        """The columns that a block of rows sees, in widths that fit the buffer."""
+        width = max(_TILE_SIZE // (self.block_rows * self.group) // grid.size, 1) * grid.size
+        return self.rule.mask.spans(block.batch, block.rows, grid, width)
 
     def hidden(self, block: RowBlock, span: ColumnSpan, value: float) -> Tensor | None:
         """An upper bound for the scores of a tile: ``value`` where the mask hides the pair, else infinite.
@@ -94,19 +94,26 @@ class Tiling:
         return self.queries[block.batch, kv_head, :, block.rows].permute(2, 0, 1).flatten(1)
 
     def scores(self, block: RowBlock, kv_head: int, span: ColumnSpan, queries: Tensor, buffer: Tensor) -> Tensor:
-        """Scores before the mask, in base 2: [key, group, row], in the buffer where the rule allows it."""
-        shape = (span.stop - span.start, self.group, len(block))
-        products = buffer[: shape[0] * queries.shape[1]].view(shape)
-        torch.mm(self.keys[block.batch, kv_head, span.start : span.stop], queries, out=products.flatten(1))
+        """Scores before the mask, in base 2: [key, group · row], in the buffer where the rule allows it."""
+        products = buffer[: len(span) * queries.shape[1]].view(len(span), -1)
+        torch.mm(self.keys[block.batch, kv_head, span.start : span.stop], queries, out=products)
         if self.rule.only_scales:
             return products
         head = torch.arange(self.group, device=products.device)[:, None] + kv_head * self.group
-        return self.rule.biased_scores(products, head, *self._indices(block, span))
+        tile = products.unflatten(1, (self.group, len(block)))
+        return self.rule.biased_scores(tile, head, *self._indices(block, span)).flatten(1)
 
     def buffer(self) -> Tensor:
         """Memory for one tile."""
-        return self.keys.new_empty(_TILE_SIZE)
+        return self.keys.new_empty(min(_TILE_SIZE, self.keys.shape[2] * self.block_rows * self.group))
 
     def _indices(self, block: RowBlock, span: ColumnSpan) -> tuple[Tensor, Tensor]:
         row = torch.arange(block.start, block.stop, device=self.keys.device)
         return row, torch.arange(span.start, span.stop, device=self.keys.device)[:, None, None]
+
+
+def hide(scores: Tensor, hidden: Tensor | None) -> None:
+    """Applies the bound of ``Tiling.hidden`` to a tile [key, group · row] in place."""
+    if hidden is not None:
+        tile = scores.unflatten(1, (-1, hidden.shape[2]))
+        torch.minimum(tile, hidden, out=tile)
