@@ -1,0 +1,74 @@
+"""Text from the user's hand to token ids, with every mistake named in words that the command line and the app show."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from workbench.analyses.prompts import chunked_text
+from workbench.errors import WorkbenchError
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        WorkbenchError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise WorkbenchError(
+            f"{path} is not UTF-8 text (its byte {error.start} cannot be read); convert it, "
+            f"for instance with: iconv -f latin1 -t utf-8 {path}"
+        ) from None
+    except OSError as error:
+        raise WorkbenchError(f"cannot read the text file {path}: {error.strerror}") from None
+
+
+def text_to_tokens(model: Any, text: str, max_tokens: int | None, *, shorten: str) -> Tensor:
+    """Token ids [1, pos] of a text, BOS first where the tokenizer has one.
+
+    Args:
+        max_tokens: keeps so many tokens, BOS included; None keeps the whole text.
+        shorten: how the user shortens a text, for the error on one that is too long.
+
+    Raises:
+        WorkbenchError: no tokenizer, an empty text, or a text longer than the model's context.
+    """
+    n_tokens = _count_tokens(model, text)
+    if max_tokens is None and n_tokens > model.cfg.n_ctx:
+        raise WorkbenchError(
+            f"the text has {n_tokens:,} tokens, but {model.cfg.model_name} takes at most {model.cfg.n_ctx:,}; {shorten}"
+        )
+    return model.to_tokens(text, truncate=True)[:, :max_tokens]
+
+
+def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: int) -> Tensor:
+    """Token ids [sequence, pos]: a text longer than ``length`` tokens is cut into sequences of that length.
+
+    Args:
+        max_tokens: keeps so many tokens of the text; None keeps the whole text.
+
+    Raises:
+        WorkbenchError: no tokenizer, or an empty text.
+    """
+    length = min(length, model.cfg.n_ctx)
+    limit = _count_tokens(model, text) if max_tokens is None else max_tokens
+    tokens = model.to_tokens(text, truncate=True)[:, :limit]
+    if tokens.shape[1] <= length:
+        return tokens
+    return chunked_text(model, text, length=length, max_chunks=max(1, limit // length))
+
+
+def _count_tokens(model: Any, text: str) -> int:
+    """Tokens of a text, BOS included."""
+    if model.tokenizer is None:
+        raise WorkbenchError(f"{model.cfg.model_name} has no tokenizer, so it cannot read text; use random tokens")
+    if not text.strip():
+        raise WorkbenchError("the text is empty; give some words to analyse")
+    ids = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return len(ids) + (model.tokenizer.bos_token_id is not None)

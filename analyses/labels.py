@@ -1,0 +1,26 @@
+"""What per-head scores are called where people read them, in the order in which they are offered."""
+
+from __future__ import annotations
+
+HEAD_SCORES = {
+    "prefix_matching": "Prefix matching",
+    "prefix_matching_latest": "Prefix matching, latest",
+    "prefix_matching_per_entry": "Prefix matching, per entry",
+    "previous_token": "Previous token",
+    "duplicate_token": "Duplicate token",
+    "sink_mass": "Sink mass",
+    "self_weight": "Self weight",
+    "entropy": "Entropy",
+    "relative_entropy": "Relative entropy",
+    "max_weight": "Maximum weight",
+    "mean_distance": "Mean distance",
+    "key_concentration": "Key concentration",
+}
+INDUCTION_SCORES = dict(list(HEAD_SCORES.items())[:5])
+SINK_SCORES = {
+    "sink_weight": "Weight on the sink",
+    "head_sink_rate": "Sink rate of the head",
+    "sink_mass": "Mass on the first tokens",
+    "value_norm_ratio": "Value norm, sink / median",
+    "output_norm_ratio": "Output norm, sink / median",
+}

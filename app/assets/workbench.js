@@ -1,0 +1,158 @@
+// What needs no server: the colour scheme, the address bar, and keys.
+(function () {
+  "use strict";
+
+  // The figures follow the colour scheme that Mantine has chosen.
+  function tellScheme() {
+    const scheme = document.documentElement.getAttribute("data-mantine-color-scheme");
+    if (scheme === "light" || scheme === "dark") {
+      window.dash_clientside.set_props("scheme", { data: scheme });
+    }
+  }
+
+  const ready = setInterval(function () {
+    if (document.getElementById("main") && window.dash_clientside && window.dash_clientside.set_props) {
+      clearInterval(ready);
+      tellScheme();
+      new MutationObserver(tellScheme).observe(document.documentElement, {
+        attributeFilter: ["data-mantine-color-scheme"],
+      });
+    }
+  }, 30);
+
+  document.addEventListener("keydown", function (event) {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      document.getElementById("analyse").click();
+    }
+  });
+
+  document.addEventListener("click", function (event) {
+    if (event.target.id !== "copy-link") return;
+    const said = document.getElementById("copied");
+    const say = (text) => {
+      said.textContent = text;
+      setTimeout(() => (said.textContent = ""), 2500);
+    };
+    navigator.clipboard.writeText(window.location.href).then(
+      () => say("Copied"),
+      () => say("Copy it from the address bar")
+    );
+  });
+
+  // Reading a pattern on the text: a chosen query shades the tokens that it attends to.
+
+  function patternPlot() {
+    const plot = document.querySelector("#pattern-map .js-plotly-plot");
+    const map = plot && plot.data && plot.data.findIndex((trace) => trace.type === "heatmap");
+    return plot && map >= 0 ? { plot, trace: plot.data[map], drawn: plot.calcdata && plot.calcdata[map] } : null;
+  }
+
+  // The weights of one query, in the order of the keys. customdata holds them where the colour is a square root.
+  function weightsOf(row) {
+    const found = patternPlot();
+    if (!found || !found.drawn) return null;
+    const full = found.plot._fullData.find((trace) => trace.type === "heatmap");
+    const rows = full.customdata || full.z;
+    return rows[row] ? Array.from(rows[row]) : null;
+  }
+
+  function chooseQuery(token) {
+    const panel = document.getElementById("tokens");
+    panel.querySelectorAll(".query").forEach((other) => {
+      other.classList.remove("query");
+      other.setAttribute("aria-selected", "false");
+    });
+    if (!token || token.dataset.q === undefined) return;
+    const weights = weightsOf(Number(token.dataset.q));
+    if (!weights) return;
+    token.classList.add("query");
+    token.setAttribute("aria-selected", "true");
+    const keys = [];
+    panel.querySelectorAll(".token").forEach((key) => {
+      const weight = Number.isFinite(weights[key.dataset.k]) ? weights[key.dataset.k] : 0;
+      key.style.setProperty("--w", Math.min(1, weight).toFixed(3));
+      key.classList.toggle("strong", weight > 0.6);
+      if (key.dataset.k !== undefined) keys.push([weight, key]);
+    });
+    keys.sort((one, other) => other[0] - one[0]);
+    say(token, keys.slice(0, 5));
+    crosshair(Number(token.dataset.q), token.dataset.k);
+  }
+
+  function say(token, keys) {
+    const name = (of) => of.textContent.trim() + " (" + of.dataset.position + ")";
+    const line = document.getElementById("token-line");
+    const strongest = keys.map(([weight, key]) => name(key) + " " + weight.toFixed(3)).join(" · ");
+    const bold = document.createElement("b");
+    bold.textContent = name(token);
+    line.replaceChildren(bold, " looks at " + strongest);
+  }
+
+  // Frames a row of the map, and the column of the same token.
+  function crosshair(row, column) {
+    const found = patternPlot();
+    document.querySelectorAll(".crosshair").forEach((frame) => frame.remove());
+    if (!found) return;
+    const { _offset: left, _length: width } = found.plot._fullLayout.xaxis3;
+    const { _offset: top, _length: height } = found.plot._fullLayout.yaxis3;
+    const { z } = found.plot._fullData.find((trace) => trace.type === "heatmap");
+    const [cellHeight, cellWidth] = [height / z.length, width / z[0].length];
+    frame(left, top + row * cellHeight, width, Math.max(3, cellHeight));
+    if (column !== undefined) frame(left + column * cellWidth, top, Math.max(3, cellWidth), height);
+
+    function frame(x, y, w, h) {
+      const box = document.createElement("div");
+      box.className = "crosshair";
+      box.style.cssText = `left:${x}px;top:${y}px;width:${w}px;height:${h}px`;
+      found.plot.closest(".graph").append(box);
+    }
+  }
+
+  document.addEventListener("mouseover", function (event) {
+    if (event.target.classList.contains("token")) chooseQuery(event.target);
+  });
+
+  document.addEventListener("focusin", function (event) {
+    if (event.target.id === "tokens" && !event.target.querySelector(".query")) {
+      chooseQuery(event.target.querySelector(".token[data-q]"));
+    }
+  });
+
+  document.addEventListener("keydown", function (event) {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step || event.target.id !== "tokens") return;
+    event.preventDefault();
+    const tokens = Array.from(event.target.querySelectorAll(".token[data-q]"));
+    const place = tokens.findIndex((token) => token.classList.contains("query")) + step;
+    const token = tokens[Math.max(0, Math.min(tokens.length - 1, place))];
+    chooseQuery(token);
+    if (token) token.scrollIntoView({ block: "nearest" });
+  });
+
+  // A new page, input or head is a step that the back button undoes; other changes replace the address.
+  // The head that a text begins with is no step.
+  const HEAD = ["layer", "head"];
+  const STEPS = ["page", "model", "text", "max", ...HEAD];
+
+  function isStep(before, after) {
+    const [old, now] = [new URLSearchParams(before), new URLSearchParams(after)];
+    return STEPS.some((name) => old.get(name) !== now.get(name) && !(HEAD.includes(name) && !old.has(name)));
+  }
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    workbench: {
+      askAgain: function (when) {
+        if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 200);
+        return window.dash_clientside.no_update;
+      },
+      writeAddress: function (query) {
+        if (query && query !== window.location.search) {
+          const first = !new URLSearchParams(window.location.search).has("v");
+          const write = first || !isStep(window.location.search, query) ? "replaceState" : "pushState";
+          window.history[write](null, "", window.location.pathname + query);
+        }
+        return window.dash_clientside.no_update;
+      },
+    },
+  });
+})();

@@ -1,0 +1,167 @@
+"""The pieces that pages are put together from: pure functions from values to components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+import plotly.graph_objects as go
+from dash import dcc, html
+
+from workbench.analyses import figures
+
+FONT = "Inter, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif"
+CLEAR = "rgba(0,0,0,0)"
+
+
+def card(
+    title: Any, *content: Any, controls: Sequence[Any] = (), note: Any = None, className: str = ""
+) -> html.Section:
+    """A titled box. ``controls`` stand at the right of the title, ``note`` small below the content."""
+    head = html.Div(
+        [html.H2(title, className="card-title"), html.Div(list(controls), className="card-controls")],
+        className="card-head",
+    )
+    foot = [] if note is None else [html.Div(note, className="card-note")]
+    return html.Section([head, *content, *foot], className=f"card {className}")
+
+
+def graph(id: str, label: str, height: int) -> html.Div:
+    """A figure to be filled by a callback; ``label`` tells those who cannot see it what it is."""
+    config = figures.config(id) | {"modeBarButtonsToRemove": ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d"]}
+    return html.Div(
+        dcc.Graph(id=id, figure=empty_figure(height), config=config, responsive=True, style={"height": f"{height}px"}),
+        role="group",
+        **{"aria-label": label},
+        className="graph",
+    )
+
+
+def empty_figure(height: int, text: str = "") -> go.Figure:
+    """A figure that draws nothing but says ``text``."""
+    return go.Figure(
+        layout={
+            "height": height,
+            "paper_bgcolor": CLEAR,
+            "plot_bgcolor": CLEAR,
+            "xaxis": {"visible": False},
+            "yaxis": {"visible": False},
+            "annotations": [
+                {"text": text, "showarrow": False, "font": {"family": FONT, "size": 13, "color": "#8d95a3"}}
+            ],
+        }
+    )
+
+
+def on_card(figure: go.Figure, height: int, *, revision: str = "") -> go.Figure:
+    """The figure as it sits on a card: the card's colour and font, and its zoom kept while ``revision`` stays."""
+    figure.update_layout(
+        font_family=FONT, hoverlabel_font_family=FONT, paper_bgcolor=CLEAR, height=height, uirevision=revision
+    )
+    if figure.layout.plot_bgcolor is None:
+        figure.update_layout(plot_bgcolor=CLEAR)
+    return figure
+
+
+def select(id: str, label: str, value: str, options: Mapping[str, str], width: int = 190) -> dmc.Select:
+    """A choice among options, value → label."""
+    return dmc.Select(
+        id=id,
+        value=value,
+        data=[{"value": name, "label": text} for name, text in options.items()],
+        allowDeselect=False,
+        size="xs",
+        w=width,
+        maxDropdownHeight=400,
+        **{"aria-label": label},
+    )
+
+
+def number(id: str, label: str, value: int | None, *, low: int = 0, high: int | None = None, width: int = 84) -> Any:
+    """A whole number, with its label before it."""
+    field = dmc.NumberInput(
+        id=id,
+        value=value,
+        min=low,
+        max=high,
+        allowDecimal=False,
+        allowNegative=False,
+        clampBehavior="strict",
+        debounce=250,
+        size="xs",
+        w=width,
+        **{"aria-label": label},
+    )
+    return html.Label([html.Span(label, className="inline-label"), field], className="inline-field")
+
+
+def table(id: str, label: str, height: int) -> html.Div:
+    """A sortable table whose rows are data, never markup."""
+    return html.Div(
+        role="group",
+        **{"aria-label": label},
+        children=dag.AgGrid(
+            id=id,
+            getRowId="params.data.name",
+            columnDefs=[],
+            rowData=[],
+            className="ag-theme-quartz grid",
+            style={"height": f"{height}px"},
+            defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True, "minWidth": 62},
+            dashGridOptions={
+                "rowHeight": 30,
+                "headerHeight": 34,
+                "animateRows": False,
+                "suppressCellFocus": False,
+                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
+                "suppressNoRowsOverlay": True,
+            },
+        ),
+    )
+
+
+def tiles(*entries: tuple[str, str, str]) -> html.Div:
+    """Numbers to see first: (what, value, unit or where)."""
+    return html.Div(
+        [
+            html.Div(
+                [
+                    html.Div(what, className="tile-what"),
+                    html.Div(value, className="tile-value"),
+                    html.Div(note, className="tile-note"),
+                ],
+                className="tile",
+            )
+            for what, value, note in entries
+        ],
+        className="tiles",
+    )
+
+
+def plain_table(titles: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> html.Table:
+    """A small table; the first column names the rows."""
+    body = [html.Tr([html.Th(row[0], scope="row"), *(html.Td(cell) for cell in row[1:])]) for row in rows]
+    head = html.Thead(html.Tr([html.Th(title, scope="col") for title in titles]))
+    return html.Table([*([html.Caption(caption)] if caption else []), head, html.Tbody(body)], className="plain-table")
+
+
+def definitions(entries: Sequence[tuple[str, str]]) -> html.Dl:
+    """Terms and what they mean."""
+    return html.Dl([part for term, meaning in entries for part in (html.Dt(term), html.Dd(meaning))])
+
+
+def message(kind: str, title: str, text: str, *, details: str = "") -> dmc.Alert:
+    """A message in words: what happened, and what to do. ``kind`` is "error" or "notice"."""
+    more = []
+    if details:
+        more = [html.Details([html.Summary("Details for a report"), html.Pre(details)], className="details")]
+    return dmc.Alert(
+        [html.Div(text, className="message-text"), *more],
+        title=title,
+        color="red" if kind == "error" else "blue",
+        variant="light",
+        withCloseButton=True,
+        className="message",
+    )

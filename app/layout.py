@@ -1,0 +1,235 @@
+"""The frame around the pages: pure functions from values to components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import dcc, html
+
+from workbench.app import registry
+from workbench.app.components import definitions, number
+from workbench.app.state import View
+
+BLUE = ["#eef4f9", "#d9e5f0", "#b3cae0", "#8aadd0", "#6793c1", "#4f82b8", "#3f76b0", "#31649a", "#28588a", "#1a4b7a"]
+SLATE = ["#d5d9e0", "#b4bac5", "#8d95a3", "#6b7382", "#3d434f", "#313742", "#272c35", "#1c2028", "#16191f", "#101318"]
+THEME = {
+    "primaryColor": "blue",
+    "primaryShade": {"light": 7, "dark": 4},
+    "autoContrast": True,
+    "colors": {"blue": BLUE, "dark": SLATE},
+    "fontFamily": "var(--font)",
+    "fontFamilyMonospace": "var(--mono)",
+    "defaultRadius": "md",
+    "respectReducedMotion": True,
+}
+DARK, LIGHT = SLATE[8], "#f6f7f9"
+
+# Before anything else draws: the colour scheme that Mantine will choose, so that dark pages do not flash white.
+INDEX = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+{{%metas%}}
+<title>{{%title%}}</title>
+<link rel="icon" type="image/svg+xml" href="/assets/logo.svg">
+<style>html {{ background: {LIGHT}; }} html.dark-start {{ background: {DARK}; }}</style>
+<script>
+(function () {{
+  var chosen = "auto";
+  try {{ chosen = localStorage.getItem("mantine-color-scheme-value") || "auto"; }} catch (error) {{}}
+  var dark = chosen === "dark" || (chosen === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.classList.toggle("dark-start", dark);
+}})();
+</script>
+{{%css%}}
+</head>
+<body>
+{{%app_entry%}}
+<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
+</body>
+</html>"""
+
+
+def document(session: str, view: View, models: Sequence[str]) -> Any:
+    """The whole page for one session.
+
+    Args:
+        models: the names that the model field suggests.
+    """
+    return dmc.MantineProvider(
+        theme=THEME,
+        defaultColorScheme="auto",
+        children=[
+            dcc.Location(id="url", refresh="callback-nav"),
+            dcc.Store(id="session", data=session),
+            dcc.Store(id="page", data=view.page),
+            dcc.Store(id="input", data={}),
+            dcc.Store(id="view", data=""),
+            dcc.Store(id="ready", data=""),
+            dcc.Store(id="scheme", data=""),
+            dcc.Store(id="ask-again", data=0),
+            dcc.Store(id="tick", data=0),
+            html.A("Skip to the results", href="#main", className="skip-link"),
+            html.Div([_sidebar(view, models), _main(view)], className="shell"),
+        ],
+    )
+
+
+def _sidebar(view: View, models: Sequence[str]) -> html.Aside:
+    brand = html.Div(
+        className="brand",
+        children=[
+            html.Span(className="logo", **{"aria-hidden": "true"}),
+            html.Span("Attention Workbench", className="brand-name"),
+            dmc.ColorSchemeToggle(
+                id="toggle-scheme",
+                lightIcon=html.Span(className="icon icon-sun"),
+                darkIcon=html.Span(className="icon icon-moon"),
+                variant="subtle",
+                color="gray",
+                **{"aria-label": "Switch between light and dark"},
+            ),
+        ],
+    )
+    links = [
+        html.Button(
+            [html.Span(className=f"icon icon-{page.NAME}", **{"aria-hidden": "true"}), html.Span(page.TITLE)],
+            id=f"go-{page.NAME}",
+            n_clicks=0,
+            type="button",
+            className="nav-link",
+            **{"aria-current": "page" if view.page == page.NAME else "false"},
+        )
+        for page in registry.PAGES
+    ]
+    return html.Aside(
+        [
+            brand,
+            html.Nav(links, className="nav", **{"aria-label": "Pages"}),
+            _input_form(view, models),
+            html.Div(
+                [
+                    html.Button("Copy link to this view", id="copy-link", className="text-button", type="button"),
+                    html.Span("", id="copied", role="status", className="muted"),
+                ],
+                className="sidebar-foot",
+            ),
+        ],
+        className="sidebar",
+    )
+
+
+def _input_form(view: View, models: Sequence[str]) -> html.Div:
+    order = ["label", "input", "description", "error"]
+    return html.Div(
+        className="input-form",
+        role="form",
+        **{"aria-label": "What to analyse"},
+        children=[
+            dmc.Autocomplete(
+                id="model",
+                label="Model",
+                data=list(models),
+                value=view.model,
+                description="A name, a folder, a GGUF file or a Hugging Face id",
+                inputWrapperOrder=order,
+                size="sm",
+                inputProps={"spellCheck": False},
+            ),
+            dmc.Textarea(
+                id="text",
+                label="Text",
+                value=view.text,
+                placeholder="Type or paste some text",
+                autosize=True,
+                minRows=6,
+                maxRows=16,
+                size="sm",
+                spellCheck=False,
+            ),
+            dmc.NumberInput(
+                id="max-tokens",
+                label="Shorten to",
+                value=view.max_tokens,
+                placeholder="the whole text",
+                suffix=" tokens",
+                min=1,
+                step=64,
+                allowDecimal=False,
+                allowNegative=False,
+                size="sm",
+            ),
+            dmc.Button("Analyse", id="analyse", n_clicks=0, fullWidth=True, size="sm"),
+            html.P([dmc.Kbd("Ctrl", size="xs"), " + ", dmc.Kbd("Enter", size="xs")], className="shortcut"),
+        ],
+    )
+
+
+def _main(view: View) -> html.Main:
+    return html.Main(
+        id="main",
+        className="main",
+        tabIndex="-1",
+        children=[
+            _context_bar(view),
+            html.Div(id="alert", role="alert"),
+            html.Div(id="notice", role="status"),
+            html.Div(
+                id="progress",
+                className="progress",
+                hidden=True,
+                children=[
+                    html.Span("", id="progress-text", role="status", className="progress-text"),
+                    dmc.Progress(
+                        id="progress-bar", value=0, size="sm", transitionDuration=200, className="progress-bar"
+                    ),
+                    dmc.Button("Cancel", id="cancel", n_clicks=0, variant="default", size="compact-sm"),
+                ],
+            ),
+            *(_page(page, view) for page in registry.PAGES),
+        ],
+    )
+
+
+def _context_bar(view: View) -> html.Div:
+    """What is analysed, and the head that is looked at: the same on every page."""
+    return html.Div(
+        className="context",
+        children=[
+            html.Div("", id="context-facts", className="context-facts"),
+            html.Div(
+                className="head-picker",
+                role="group",
+                **{"aria-label": "The head that is looked at"},
+                children=[
+                    number("layer", "Layer", view.layer, width=72),
+                    number("head", "Head", view.head, width=72),
+                    dmc.Button("Open pattern", id="open-pattern", n_clicks=0, size="compact-sm", variant="default"),
+                ],
+            ),
+        ],
+    )
+
+
+def _page(page: Any, view: View) -> html.Section:
+    return html.Section(
+        id=f"page-{page.NAME}",
+        className="page",
+        hidden=view.page != page.NAME,
+        **{"aria-labelledby": f"title-{page.NAME}"},
+        children=[
+            html.Header(
+                className="page-head",
+                children=[
+                    html.H1(page.TITLE, id=f"title-{page.NAME}"),
+                    html.P(page.EXPLANATION, className="lead"),
+                    html.Details(
+                        [html.Summary("Definitions and sources"), definitions(page.DEFINITIONS)],
+                        className="definitions",
+                    ),
+                ],
+            ),
+            *page.layout(view),
+        ],
+    )

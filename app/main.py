@@ -1,0 +1,121 @@
+"""The dashboard's server: the app, its port, and the browser that opens on it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+import flask
+from dash import Dash
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from workbench.app import registry, shell
+from workbench.app.layout import INDEX, document
+from workbench.app.models import ModelStore
+from workbench.app.services import Services
+from workbench.app.state import View
+from workbench.errors import WorkbenchError
+
+HOST = "127.0.0.1"
+PORTS_TO_TRY = 100
+
+
+def create_app(*, model: str = "demo", models: ModelStore | None = None) -> Dash:
+    """The dashboard as a Dash app; ``app.server`` is its Flask server.
+
+    Args:
+        model: what it opens on: a name that ``workbench models`` lists, a folder, a GGUF file or a Hugging Face id.
+        models: where models are loaded and kept; None makes a store of its own.
+    """
+    return _app_of(_services(model, models))
+
+
+def serve(*, model: str = "demo", port: int = 8050, open_browser: bool = True, say: Callable[[str], None]) -> None:
+    """Runs the dashboard on this machine until it is interrupted.
+
+    Args:
+        port: where to listen; when it is taken, the next free port.
+        say: told in words where the dashboard is.
+
+    Raises:
+        WorkbenchError: no free port.
+    """
+    listener = listen(port)
+    url = f"http://{HOST}:{listener.getsockname()[1]}/"
+    services = _services(model, None)
+    server = make_server(
+        HOST, port, _app_of(services).server, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
+    )
+    if listener.getsockname()[1] != port:
+        say(f"Port {port} is taken; using {listener.getsockname()[1]}.")
+    say(f"Attention Workbench is at {url} (Ctrl+C stops it)")
+    # What the page asks for first is computed while the browser starts.
+    services.jobs.request("start", registry.BY_NAME[services.default.page].tasks(services, services.default)[0])
+    if open_browser:
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()
+        listener.close()
+
+
+def listen(port: int) -> socket.socket:
+    """A socket that listens on ``port`` of this machine, or on the next free one."""
+    for candidate in range(port, min(port + PORTS_TO_TRY, 65536)):
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just left is free
+        try:
+            listener.bind((HOST, candidate))
+            listener.listen(64)
+            return listener
+        except PermissionError:
+            listener.close()
+            raise WorkbenchError(f"port {port} needs administrator rights; choose one from 1024 up") from None
+        except OSError:
+            listener.close()
+    raise WorkbenchError(f"no free port from {port} to {candidate}; name another one with --port")
+
+
+class QuietHandler(WSGIRequestHandler):
+    """Keeps connections open between requests, and logs none of them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+def _services(model: str, models: ModelStore | None) -> Services:
+    from workbench.loading.sources import list_models
+
+    return Services(models or ModelStore(), View(model=model), [known.name for known in list_models()])
+
+
+def _app_of(services: Services) -> Dash:
+    app = Dash(
+        "workbench.app",
+        assets_folder=str(Path(__file__).parent / "assets"),
+        title="Attention Workbench",
+        update_title="",
+        index_string=INDEX,
+        on_error=shell.show_error,
+        add_log_handler=False,
+    )
+    app.layout = lambda: document(uuid.uuid4().hex, services.default, services.known_models)
+    shell.register(app, services)
+    app.server.before_request(refuse_strangers)
+    return app
+
+
+def refuse_strangers() -> flask.Response | None:
+    """Answers only to addresses of this machine, so that no web page elsewhere can reach the server under its name."""
+    host = flask.request.host.rpartition(":")[0] if ":" in flask.request.host else flask.request.host
+    origin = flask.request.headers.get("Origin")
+    if host not in (HOST, "localhost") or (origin is not None and origin != f"http://{flask.request.host}"):
+        return flask.Response("This server answers only to its own page.", status=403)
+    return None

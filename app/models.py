@@ -1,0 +1,78 @@
+"""The models in memory: a few, loaded once however many ask, and one computation at a time on each device."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from workbench.app.jobs import Job
+
+Load = Callable[[str, Job], Any]
+
+
+def load_model(source: str, job: Job) -> Any:
+    """Loads what ``workbench models`` lists, a Hugging Face id, a folder or a GGUF file."""
+    from workbench.loading.pretrained import load_pretrained
+
+    return load_pretrained(
+        source, progress=lambda stage, done, total: job.report(done / total if total else 0.0, stage)
+    )
+
+
+class ModelStore:
+    """Keeps the ``capacity`` models that were used last."""
+
+    def __init__(self, capacity: int = 2, load: Load = load_model) -> None:
+        self._capacity = capacity
+        self._load = load
+        self._models: OrderedDict[str, Any] = OrderedDict()
+        self._loading: dict[str, threading.Lock] = {}
+        self._devices: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, source: str, job: Job) -> Any:
+        """The model of that name, folder, file or id; loads it where need be, with progress."""
+        with self._lock:
+            loading = self._loading.setdefault(source, threading.Lock())
+        with _held(loading, job, f"Waiting for {source}"):
+            with self._lock:
+                if source in self._models:
+                    self._models.move_to_end(source)
+                    return self._models[source]
+                while len(self._models) >= self._capacity:  # makes room first: two large models may not fit
+                    self._models.popitem(last=False)
+            job.report(0.0, f"Loading {source}")
+            model = self._load(source, job)
+            with self._lock:
+                self._models[source] = model
+            return model
+
+    def loaded(self, source: str) -> Any:
+        """The model, if it is in memory, else None."""
+        with self._lock:
+            return self._models.get(source)
+
+    @contextmanager
+    def computing(self, model: Any, job: Job) -> Iterator[None]:
+        """Holds the model's device for one computation."""
+        name = str(model.cfg.device)
+        with self._lock:
+            device = self._devices.setdefault(name, threading.Lock())
+        with _held(device, job, f"Waiting for another computation on {name}"):
+            yield
+
+
+@contextmanager
+def _held(lock: threading.Lock, job: Job, waiting: str) -> Iterator[None]:
+    """Holds a lock. While it waits it reports, so that it can be cancelled."""
+    if not lock.acquire(blocking=False):
+        job.report(0.0, waiting)
+        while not lock.acquire(timeout=0.1):
+            job.report(0.0, waiting)
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,211 @@
+"""Every head by every score: a map, a table and a scatter, and the pattern of the head that is clicked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import plotly.graph_objects as go
+from dash import Dash, Input, Output, State, html
+
+from workbench.analyses.labels import HEAD_SCORES
+from workbench.app.components import card, empty_figure, graph, on_card, select, table
+from workbench.app.jobs import Task
+from workbench.app.selection import choose_on_click, frame_head
+from workbench.app.services import Services
+from workbench.app.state import View
+
+NAME, TITLE = "heads", "Heads"
+EXPLANATION = (
+    "What every attention head of the model does on this text, as one number per head. Click a head in the map, the "
+    "table or the scatter to see its attention pattern."
+)
+CONTROLS = {"score": ("score", "value"), "x": ("scatter-x", "value"), "y": ("scatter-y", "value")}
+TALL = 440
+DEFINITIONS = (
+    (
+        "Attention weight",
+        "p_ij, the share of its attention that query i (a token) gives to key j (an earlier token, or itself). "
+        "The weights of a query sum to 1.",
+    ),
+    (
+        "Prefix matching",
+        "Weight on the tokens that followed earlier occurrences of the query's own token, mean over queries that have "
+        "one. High in induction heads (Olsson et al. 2022).",
+    ),
+    ("Previous token", "Weight on the token right before the query."),
+    ("Duplicate token", "Weight on earlier occurrences of the query's own token (Wang et al. 2022)."),
+    ("Sink mass", "Weight on the first four tokens, where heads rest that have nothing to say (Xiao et al. 2023)."),
+    (
+        "Entropy",
+        "−Σ_j p_ij log p_ij in nats: 0 for a query that looks at one token, log n for one that looks at n evenly. "
+        "Relative entropy divides by that maximum.",
+    ),
+    ("Mean distance", "How far back the head looks: Σ_j p_ij (i − j), in tokens."),
+    ("Key concentration", "Whether few keys get all attention: Σ_j s_j² of the shares s_j that the keys receive."),
+)
+
+
+def layout(view: View) -> list[Any]:
+    overview = card(
+        "All heads",
+        graph("heads-map", "Map of all heads by layer and head, coloured by the chosen score", TALL),
+        controls=[select("score", "Score shown in the map", view.score, HEAD_SCORES)],
+        note=html.Span("", id="heads-note"),
+    )
+    detail = card(
+        html.Span("Pattern", id="heads-pattern-title"),
+        graph("heads-pattern", "Attention pattern of the chosen head", TALL),
+        note=html.Span("", id="heads-pattern-note", role="status"),
+    )
+    numbers = card(
+        "Every score of every head",
+        table("heads-table", "Every score of every head; sort by a column's title", TALL),
+        note="Click a title to sort, or a row to look at its head.",
+    )
+    scatter = card(
+        "Two scores against each other",
+        graph("heads-scatter", "Scatter of two scores, one point per head", TALL),
+        controls=[
+            select("scatter-x", "Score on the horizontal axis", view.x, HEAD_SCORES, width=150),
+            select("scatter-y", "Score on the vertical axis", view.y, HEAD_SCORES, width=150),
+        ],
+        note="The colour is the layer.",
+    )
+    return [html.Div([overview, detail, numbers, scatter], className="columns")]
+
+
+def tasks(services: Services, view: View) -> list[Task]:
+    scores = services.head_statistics(view)
+    return [scores, services.head_pattern(whole(view))] if view.has_head else [scores]
+
+
+def whole(view: View) -> View:
+    """The view with the whole pattern in sight."""
+    return dataclasses.replace(view, queries=None, keys=None)
+
+
+def register(app: Dash, services: Services) -> None:
+    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+
+    def statistics(query: str) -> tuple[View, Any]:
+        view = services.view_on(NAME, query)
+        return view, services.finished(services.head_statistics(view))
+
+    @app.callback(Output("heads-map", "figure"), Output("heads-note", "children"), Output("score", "data"), *drawn)
+    def draw_map(ready: str, query: str, scheme: str) -> Any:
+        view, result = statistics(query)
+        return score_map(result, view, scheme), definition(result, view.score), score_options(result)
+
+    @app.callback(Output("heads-scatter", "figure"), Output("scatter-x", "data"), Output("scatter-y", "data"), *drawn)
+    def draw_scatter(ready: str, query: str, scheme: str) -> Any:
+        view, result = statistics(query)
+        return score_scatter(result, view, scheme), score_options(result), score_options(result)
+
+    @app.callback(
+        Output("heads-table", "columnDefs"),
+        Output("heads-table", "rowData"),
+        Input("ready", "data"),
+        State("view", "data"),
+    )
+    def fill_table(ready: str, query: str) -> Any:
+        return score_table(statistics(query)[1])
+
+    @app.callback(Output("heads-table", "selectedRows"), Input("heads-table", "rowData"), Input("view", "data"))
+    def select_row(rows: list, query: str) -> Any:
+        view = services.view_on(NAME, query)
+        return {"ids": [f"L{view.layer}H{view.head}"]}
+
+    @app.callback(
+        Output("heads-pattern", "figure"),
+        Output("heads-pattern-title", "children"),
+        Output("heads-pattern-note", "children"),
+        *drawn,
+    )
+    def draw_pattern(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        pattern = services.finished(services.head_pattern(whole(view)))
+        return (
+            preview(pattern, scheme),
+            f"Pattern of L{view.layer}H{view.head}",
+            " ".join(pattern.summary().splitlines()[2:]),
+        )
+
+    choose_on_click(app, ("heads-map", "clickData"), ("heads-scatter", "clickData"), ("heads-table", "cellClicked"))
+
+
+def preview(pattern: Any, scheme: str) -> go.Figure:
+    """The pattern without its tokens, which are read on the page of its own."""
+    figure = on_card(pattern.figure(theme=scheme), TALL)
+    figure.update_xaxes(showticklabels=False, ticks="")
+    return figure.update_yaxes(showticklabels=False, ticks="")
+
+
+def definition(result: Any, score: str) -> str:
+    """What the score means, or why it has no value."""
+    if score not in result.score_names:
+        return ""
+    about = result.quantities[score]
+    return f"{HEAD_SCORES[score]}: {about.definition}. Unit: {about.unit}."
+
+
+def score_options(result: Any) -> list[dict[str, Any]]:
+    """The scores to choose from; those that have no value on this text cannot be chosen."""
+    return [
+        {"value": name, "label": label, "disabled": name not in result.score_names}
+        for name, label in HEAD_SCORES.items()
+    ]
+
+
+def score_map(result: Any, view: View, scheme: str) -> go.Figure:
+    if view.score not in result.score_names:
+        return empty_figure(TALL, no_value(view.score))
+    figure = result.figure("map", score=view.score, theme=scheme)
+    return on_card(frame_head(figure, view), TALL, revision="map")
+
+
+def score_scatter(result: Any, view: View, scheme: str) -> go.Figure:
+    for score in (view.x, view.y):
+        if score not in result.score_names:
+            return empty_figure(TALL, no_value(score))
+    return on_card(result.figure("scatter", x=view.x, y=view.y, theme=scheme), TALL, revision=view.x + view.y)
+
+
+def no_value(score: str) -> str:
+    return f"No token of this text occurs twice, so<br>“{HEAD_SCORES[score]}” has no value. Choose another score."
+
+
+def score_table(result: Any) -> tuple[list[dict], list[dict]]:
+    """Columns and rows of the table: one row per head, one column per score."""
+    names = [name for name in HEAD_SCORES if name in result.score_names]
+    three_digits = {"function": "d3.format('.3f')(params.value)"}
+    columns: list[dict] = [
+        {  # sorts by layer, then head
+            "field": "order",
+            "headerName": "Head",
+            "pinned": "left",
+            "width": 84,
+            "valueFormatter": {"function": "params.data.name"},
+        }
+    ]
+    columns += [
+        {
+            "field": name,
+            "headerName": HEAD_SCORES[name],
+            "headerTooltip": result.quantities[name].definition,
+            "type": "rightAligned",
+            "width": 128,
+            "wrapHeaderText": True,
+            "valueFormatter": three_digits,
+            "sortingOrder": ["desc", "asc", None],
+        }
+        for name in names
+    ]
+    n_layers, n_heads = result[names[0]].shape
+    rows = [
+        {"name": f"L{layer}H{head}", "order": layer * n_heads + head}
+        | {name: float(result[name][layer, head]) for name in names}
+        for layer in range(n_layers)
+        for head in range(n_heads)
+    ]
+    return columns, rows

@@ -1,0 +1,160 @@
+"""Induction heads: the attention that suggests them, the loss that needs them, and the ablation that tests them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dash import Dash, Input, Output, html
+
+from workbench.analyses.labels import INDUCTION_SCORES
+from workbench.app.components import card, graph, number, on_card, plain_table, select, tiles
+from workbench.app.jobs import Task
+from workbench.app.selection import choose_on_click, frame_head
+from workbench.app.services import Services
+from workbench.app.state import View
+
+NAME, TITLE = "induction", "Induction"
+EXPLANATION = (
+    "Heads that continue a pattern: after A B … A they look back at B. They are searched on random tokens that come "
+    "twice, where nothing else helps, and tested by switching them off."
+)
+CONTROLS = {
+    "induction_score": ("induction-score", "value"),
+    "length": ("length", "value"),
+    "sequences": ("sequences", "value"),
+    "seed": ("seed", "value"),
+}
+DEFINITIONS = (
+    (
+        "Prefix matching",
+        "Weight on all tokens that followed an earlier occurrence of the query's token, mean over queries with one "
+        "(Olsson et al. 2022). “Latest” counts the latest occurrence only; “per entry” divides by their number.",
+    ),
+    (
+        "Loss by copy",
+        "Next-token loss at each place of a copy, with its standard error over sequences. Only tokens whose "
+        "predecessor repeats as well can be predicted by copying, and only these count.",
+    ),
+    (
+        "Ablation",
+        "Change of the repeated tokens' loss when a head's output is replaced by its mean per position on other "
+        "sequences, or by zeros. Random heads of the same layers are the controls.",
+    ),
+    (
+        "With peers",
+        "The loss with all heads of the pattern ablated, less that with all but this one: what the head does once "
+        "nobody can stand in for it.",
+    ),
+    (
+        "Verdict",
+        "Induction: ablating the head alone costs more than any control. Redundant: it does once its peers are gone. "
+        "Anti-induction: ablating it helps. Pattern only: it attends like one, and nothing depends on it.",
+    ),
+)
+TALL = 400
+
+
+def layout(view: View) -> list[Any]:
+    options = html.Div(
+        [
+            number("length", "Random tokens", view.length, low=4, high=4096),
+            number("sequences", "Sequences", view.sequences, low=1, high=512),
+            number("seed", "Seed", view.seed, high=2**31 - 1),
+        ],
+        className="toolbar",
+        role="group",
+        **{"aria-label": "The random tokens"},
+    )
+    scores = card(
+        "All heads",
+        graph("induction-map", "Map of all heads by layer and head, coloured by the chosen induction score", TALL),
+        controls=[
+            select("induction-score", "Score shown in the map", view.induction_score, INDUCTION_SCORES, width=200)
+        ],
+        note=html.Span("", id="induction-note"),
+    )
+    loss = card(
+        "Loss along the copies",
+        graph("induction-loss", "Next-token loss at each place of the first and the second copy", TALL),
+        note="A model that copies predicts the second copy far better than the first.",
+    )
+    ablation = card(
+        "The test: switching heads off",
+        graph("induction-ablation", "Change of the repeated tokens' loss when a head is ablated", TALL),
+        note="Grey: as far as the random control heads move the loss.",
+    )
+    verdicts = card("Verdicts", html.Div(id="induction-verdicts"))
+    return [
+        options,
+        html.Div(id="induction-tiles"),
+        html.Div([scores, loss, ablation, verdicts], className="columns"),
+    ]
+
+
+def tasks(services: Services, view: View) -> list[Task]:
+    return [services.induction_heads(view)]
+
+
+def register(app: Dash, services: Services) -> None:
+    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+
+    @app.callback(
+        Output("induction-map", "figure"),
+        Output("induction-note", "children"),
+        Output("induction-loss", "figure"),
+        Output("induction-ablation", "figure"),
+        Output("induction-tiles", "children"),
+        Output("induction-verdicts", "children"),
+        *drawn,
+    )
+    def draw(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        result = services.finished(services.induction_heads(view))
+        score = view.induction_score
+        heads = frame_head(result.figure("map", score=score, theme=scheme), view)
+        return (
+            on_card(heads, TALL, revision="map"),
+            f"{INDUCTION_SCORES[score]}: {result.quantities[score].definition}.",
+            on_card(result.figure("loss", theme=scheme), TALL, revision="loss"),
+            on_card(result.figure("ablation", theme=scheme), TALL, revision="ablation"),
+            numbers_that_matter(result),
+            verdict_table(result),
+        )
+
+    choose_on_click(app, ("induction-map", "clickData"))
+
+
+def numbers_that_matter(result: Any) -> html.Div:
+    (layer, head), losses = result.top(1)[0], result["copy_loss"]
+    verdicts = [str(verdict) for verdict in result["verdict"] if verdict != "control"]
+    passed = sum(verdict in ("induction", "redundant") for verdict in verdicts)
+    return tiles(
+        ("Highest prefix matching", f"{result['prefix_matching'][layer, head]:.2f}", f"L{layer}H{head}"),
+        ("Even attention would give", f"{float(result['uniform_prefix_matching']):.2f}", "the score of no pattern"),
+        ("Loss at first sight", f"{losses[0]:.2f}", "nats per token"),
+        ("Loss at the repetition", f"{losses[1]:.2f}", "nats per token"),
+        ("Pass the test", f"{passed} of {len(verdicts)}", "heads with the highest scores"),
+    )
+
+
+def verdict_table(result: Any) -> Any:
+    rows = []
+    for place, name in enumerate(result.coordinates["ablated"]):
+        layer, head = result["ablated_head"][place]
+        rows.append(
+            (
+                name,
+                f"{result['prefix_matching'][layer, head]:.3f}",
+                signed(result["mean_effect"][place]),
+                signed(result["zero_effect"][place]),
+                signed(result["peer_effect"][place]),
+                str(result["verdict"][place]),
+            )
+        )
+    titles = ("Head", "Prefix matching", "Mean ablation", "Zero ablation", "With peers", "Verdict")
+    return plain_table(titles, rows, caption="Effects are changes of the repeated tokens' loss, in nats per token.")
+
+
+def signed(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:+.3f}"

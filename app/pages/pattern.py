@@ -1,0 +1,174 @@
+"""One head's attention pattern, at any length: pooled from afar, exact from near, and read on the text itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, State, dcc, html
+from dash.exceptions import PreventUpdate
+
+from workbench.app.components import card, graph, on_card, select
+from workbench.app.jobs import Task
+from workbench.app.services import Services
+from workbench.app.state import Span, View
+
+NAME, TITLE = "pattern", "Pattern"
+EXPLANATION = (
+    "Where one head looks: each row is a token (the query), each column a token it can look back at (the key). "
+    "Drag over the map to zoom in; double-click to see all of it again."
+)
+CONTROLS = {
+    "pooling": ("pooling", "value"),
+    "scale": ("scale", "value"),
+    "queries": ("queries", "data"),
+    "keys": ("keys", "data"),
+}
+DEFINITIONS = (
+    (
+        "Weight",
+        "p_ij, the share of its attention that query i gives to key j. Grey cells are hidden by the causal mask.",
+    ),
+    (
+        "Pooled",
+        "Above 448 tokens a side, a cell stands for a block of tokens. Maximum keeps stripes of one token's width "
+        "visible; mean averages over the visible pairs. Zoom in until every cell is one query and one key.",
+    ),
+    ("Bars above", "Attention received: what a key gets from the queries shown."),
+    ("Bars at the right", "Entropy of each query's weights in nats: 0 when it looks at one token only."),
+    ("√ colour", "Colours by the square root of the weight, to see what a dominant first token outshines."),
+)
+TALL = 640
+
+
+def layout(view: View) -> list[Any]:
+    pattern = card(
+        html.Span("Pattern", id="pattern-title"),
+        graph("pattern-map", "Attention pattern: queries down, keys across", TALL),
+        controls=[
+            select("pooling", "How blocks are pooled", view.pooling, {"max": "Maximum", "mean": "Mean"}, width=110),
+            select("scale", "Colour scale", view.scale, {"linear": "Linear colour", "sqrt": "√ colour"}, width=130),
+            dmc.Button("Whole text", id="zoom-out", n_clicks=0, size="compact-sm", variant="default"),
+        ],
+        note=html.Span("", id="pattern-note"),
+        className="pattern-card",
+    )
+    reading = card(
+        "On the text",
+        html.Div(
+            id="tokens",
+            className="tokens",
+            tabIndex="0",
+            role="listbox",
+            **{"aria-label": "Tokens. Use the arrow keys to choose a query; the keys it attends to are shaded."},
+        ),
+        html.Div(id="token-line", className="token-line", role="status"),
+        note="Point at a token, or use the arrow keys: shading shows what it attends to.",
+        className="reading-card",
+    )
+    return [
+        dcc.Store(id="queries", data=view.queries),
+        dcc.Store(id="keys", data=view.keys),
+        html.Div([pattern, reading], className="columns pattern-columns"),
+    ]
+
+
+def tasks(services: Services, view: View) -> list[Task]:
+    return [services.head_pattern(view) if view.has_head else services.head_statistics(view)]
+
+
+def register(app: Dash, services: Services) -> None:
+    @app.callback(
+        Output("pattern-map", "figure"),
+        Output("pattern-title", "children"),
+        Output("pattern-note", "children"),
+        Output("tokens", "children"),
+        Output("token-line", "children"),
+        Input("ready", "data"),
+        Input("view", "data"),
+        Input("scheme", "data"),
+    )
+    def draw(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        result = services.finished(services.head_pattern(view))
+        figure = result.figure(scale=view.scale, theme=scheme)
+        return (
+            on_card(figure, TALL, revision=f"{view.queries} {view.keys}"),
+            f"L{view.layer}H{view.head}",
+            description(result),
+            token_spans(result),
+            "" if result.is_exact else "Zoom in until every cell is one token to read the weights on the text.",
+        )
+
+    @app.callback(
+        Output("queries", "data", allow_duplicate=True),
+        Output("keys", "data", allow_duplicate=True),
+        Input("pattern-map", "relayoutData"),
+        State("view", "data"),
+        prevent_initial_call=True,
+    )
+    def zoom(event: dict | None, query: str) -> Any:
+        view = services.view_on(NAME, query)
+        return zoomed(event or {}, services.finished(services.head_pattern(view)))
+
+    @app.callback(
+        Output("queries", "data", allow_duplicate=True),
+        Output("keys", "data", allow_duplicate=True),
+        Input("zoom-out", "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def zoom_out(clicks: int) -> Any:
+        return None, None
+
+
+def zoomed(event: dict[str, Any], result: Any) -> tuple[Span | None, Span | None]:
+    """The queries and keys that a drag over the map has chosen. Raises PreventUpdate for other events."""
+    if event.get("xaxis3.autorange") or event.get("yaxis3.autorange"):
+        return None, None
+    block = result.settings["block"]
+    spans = []
+    for axis, name, size in (("yaxis3", "queries", block[0]), ("xaxis3", "keys", block[1])):
+        first, end = result.settings[name]
+        edges = [event.get(f"{axis}.range[{side}]") for side in (0, 1)]
+        ends = [float(edge) for edge in edges if isinstance(edge, (int, float))]
+        if len(ends) == 2:
+            low, high = sorted(ends)  # in cells; cell c reaches from c − ½ to c + ½
+            first, end = (
+                max(first, first + size * math.floor(low + 0.5)),
+                min(end, first + size * math.ceil(high + 0.5)),
+            )
+        spans.append((first, end))
+    if spans == [tuple(result.settings["queries"]), tuple(result.settings["keys"])] or any(a >= b for a, b in spans):
+        raise PreventUpdate
+    return spans[0], spans[1]
+
+
+def description(result: Any) -> str:
+    """What is shown and how, from the result's own summary."""
+    return " ".join(result.summary().splitlines()[1:])
+
+
+def token_spans(result: Any) -> list[Any]:
+    """The shown tokens as text; data-q and data-k are their row and column in the map."""
+    if not result.is_exact:
+        return []
+    (first_query, end_query), (first_key, end_key) = result.settings["queries"], result.settings["keys"]
+    texts = dict(zip(range(first_key, end_key), result.coordinates["key"], strict=True))
+    texts |= dict(zip(range(first_query, end_query), result.coordinates["query"], strict=True))
+    spans = []
+    for position, text in sorted(texts.items()):
+        places = {"data-position": str(position)}
+        if first_query <= position < end_query:
+            places["data-q"] = str(position - first_query)
+        if first_key <= position < end_key:
+            places["data-k"] = str(position - first_key)
+        spans.append(html.Span(visible(text), className="token", role="option", **places))
+        if "\n" in text:
+            spans.append(html.Br())
+    return spans
+
+
+def visible(text: str) -> str:
+    """A token as it is read in running text: line ends and bare spaces are shown, markup is text."""
+    return text.replace("\n", "↵").replace("\t", "⇥") if text.strip(" ") else "␣" * max(len(text), 1)

@@ -1,0 +1,14 @@
+"""The pages, in the order in which they are offered.
+
+Each is a module with a NAME (in the URL), TITLE, EXPLANATION, DEFINITIONS, and
+
+- ``CONTROLS``: field of the view → (component, property) of the control that holds it,
+- ``layout(view)``: its components,
+- ``tasks(services, view)``: what must be computed for it, in order,
+- ``register(app, services)``: its callbacks.
+"""
+
+from workbench.app.pages import heads, induction, pattern, sinks
+
+PAGES = (heads, pattern, induction, sinks)
+BY_NAME = {page.NAME: page for page in PAGES}

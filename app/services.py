@@ -1,0 +1,138 @@
+"""What the pages compute: tasks on a model and a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dash.exceptions import PreventUpdate
+
+from workbench.app.jobs import Job, JobRunner, Task
+from workbench.app.models import ModelStore
+from workbench.app.state import TextStore, View, from_query
+
+SINK_LENGTH = 64  # tokens of a sequence in which sinks are counted (Gu et al. 2024)
+SHORTEN = "shorten it, or keep its beginning with the field “Shorten to”"
+
+
+class Services:
+    """One server's models, jobs and texts.
+
+    Args:
+        default: what a page shows whose address says nothing.
+        known_models: the names that the model field suggests.
+    """
+
+    def __init__(self, models: ModelStore, default: View, known_models: Sequence[str]) -> None:
+        self.models = models
+        self.default = default
+        self.known_models = tuple(known_models)
+        self.jobs = JobRunner()
+        self.texts = TextStore()
+
+    def view(self, query: str) -> View:
+        """The view behind the string that the pages pass around."""
+        return from_query(query, self.default)[0]
+
+    def view_on(self, page: str, query: str) -> View:
+        """The view, for a callback that draws a page. Raises PreventUpdate where another page is open."""
+        view = self.view(query)
+        if not query or view.page != page:
+            raise PreventUpdate
+        return view
+
+    def finished(self, task: Task) -> Any:
+        """The result of a task. Raises PreventUpdate where it is not done, as its page is drawn once it is."""
+        result = self.jobs.result(task.key)
+        if result is None:
+            raise PreventUpdate
+        return result
+
+    def head_statistics(self, view: View) -> Task:
+        """The statistics of all heads on the view's text."""
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses import head_statistics
+
+            return head_statistics(model, self._tokens(model, view), progress=job.report)
+
+        return self._task("Head statistics", view, (view.text, view.max_tokens), run)
+
+    def head_pattern(self, view: View, max_cells: int = 448) -> Task:
+        """The pattern of the view's head, or the part of it that the view shows, in so many cells a side.
+
+        A map must not have more cells than pixels: what falls between two pixels is not drawn.
+        """
+        if view.layer is None or view.head is None:
+            raise PreventUpdate
+        layer, head = view.layer, view.head
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses import head_pattern
+
+            return head_pattern(
+                model,
+                self._tokens(model, view),
+                layer,
+                head,
+                queries=view.queries,
+                keys=view.keys,
+                max_cells=max_cells,
+                pooling=view.pooling,
+            )
+
+        chosen = (view.text, view.max_tokens, view.layer, view.head, view.queries, view.keys, view.pooling, max_cells)
+        return self._task(f"Pattern of L{view.layer}H{view.head}", view, chosen, run)
+
+    def attention_sinks(self, view: View) -> Task:
+        """Where attention rests in the view's text."""
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses import attention_sinks
+            from workbench.analyses.inputs import text_to_sequences
+
+            text = self.texts.get(view.text)
+            tokens = text_to_sequences(model, text, view.max_tokens, length=SINK_LENGTH)
+            return attention_sinks(model, tokens, n_tokens=SINK_LENGTH, progress=job.report)
+
+        return self._task("Attention sinks", view, (view.text, view.max_tokens), run)
+
+    def induction_heads(self, view: View) -> Task:
+        """Induction scores of all heads on repeated random tokens, and what their ablation costs."""
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses import induction_heads
+
+            return induction_heads(
+                model, length=view.length, n_sequences=view.sequences, seed=view.seed, progress=job.report
+            )
+
+        return self._task("Induction heads", view, (view.length, view.sequences, view.seed), run)
+
+    def _tokens(self, model: Any, view: View) -> Any:
+        from workbench.analyses.inputs import text_to_tokens
+
+        return text_to_tokens(model, self.texts.get(view.text), view.max_tokens, shorten=SHORTEN)
+
+    def _task(self, title: str, view: View, chosen: tuple, run: Callable[[Any, Job], Any]) -> Task:
+        """``run`` on the view's model; ``chosen`` is all else that the result depends on."""
+
+        def work(job: Job) -> Any:
+            model = self.models.get(view.model, job)
+            with self.models.computing(model, job), stoppable(model, job):
+                return run(model, job)
+
+        return Task(repr((title, view.model, *chosen)), title, work)
+
+
+@contextmanager
+def stoppable(model: Any, job: Job) -> Iterator[None]:
+    """Lets a job be cancelled between any two layers of the model."""
+
+    def check(value: Any, hook: Any) -> None:
+        job.check()
+
+    hooks = [(f"blocks.{layer}.hook_resid_post", check) for layer in range(model.cfg.n_layers)]
+    with model.hooks(fwd_hooks=hooks):
+        yield

@@ -1,0 +1,267 @@
+"""The callbacks of the frame: address ↔ controls ↔ view, and the jobs that a view needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+import traceback
+from typing import Any
+
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update, set_props
+from dash.exceptions import PreventUpdate
+
+from workbench.app import registry
+from workbench.app.components import message
+from workbench.app.jobs import Job
+from workbench.app.selection import first_head
+from workbench.app.services import Services
+from workbench.app.state import View, from_query, to_query
+from workbench.errors import WorkbenchError
+
+# Field of the view → the control that holds it. The input (model, text, max_tokens) counts once it is submitted.
+CONTROLS: dict[str, tuple[str, str]] = {
+    "page": ("page", "data"),
+    "layer": ("layer", "value"),
+    "head": ("head", "value"),
+} | {field: control for page in registry.PAGES for field, control in page.CONTROLS.items()}
+
+AT_ONCE_SECONDS = 0.3  # what is done by then is shown without a progress bar
+
+
+def register(app: Dash, services: Services) -> None:
+    """Adds the callbacks of the frame and of every page."""
+
+    @app.callback(
+        Output("input", "data"),
+        Output("model", "value"),
+        Output("text", "value"),
+        Output("max-tokens", "value"),
+        *(Output(*control) for control in CONTROLS.values()),
+        Output("notice", "children"),
+        Input("url", "search"),
+    )
+    def read_address(search: str | None) -> Any:
+        return controls_of(services, search or "")
+
+    @app.callback(
+        Output("input", "data", allow_duplicate=True),
+        *(Output(*CONTROLS[field], allow_duplicate=True) for field in ("layer", "head", "queries", "keys")),
+        Input("analyse", "n_clicks"),
+        Input("model", "n_submit"),
+        Input("model", "value"),
+        State("text", "value"),
+        State("max-tokens", "value"),
+        State("input", "data"),
+        prevent_initial_call=True,
+    )
+    def submit(clicks: int, enters: int, model: str | None, text: str | None, limit: Any, before: dict) -> Any:
+        picked = ctx.triggered_prop_ids.keys() == {"model.value"}
+        if picked and (model not in services.known_models or model == before.get("model")):
+            raise PreventUpdate
+        return submitted(services, model, text, limit, before)
+
+    @app.callback(
+        Output("view", "data"),
+        Input("input", "data"),
+        *(Input(*control) for control in CONTROLS.values()),
+        State("view", "data"),
+        prevent_initial_call=True,
+    )
+    def collect_view(given: dict, *values: Any) -> Any:
+        query = to_query(view_of(services.default, given, dict(zip(CONTROLS, values[:-1], strict=True))))
+        return no_update if query == values[-1] else query
+
+    app.clientside_callback(
+        ClientsideFunction("workbench", "writeAddress"), Output("url", "hash"), Input("view", "data")
+    )
+
+    @app.callback(
+        *(Output(f"page-{page.NAME}", "hidden") for page in registry.PAGES),
+        *(Output(f"go-{page.NAME}", "aria-current") for page in registry.PAGES),
+        Input("page", "data"),
+    )
+    def show_page(name: str) -> Any:
+        is_open = [name == page.NAME for page in registry.PAGES]
+        return *(not shown for shown in is_open), *("page" if shown else "false" for shown in is_open)
+
+    @app.callback(
+        Output("page", "data", allow_duplicate=True),
+        *(Input(f"go-{page.NAME}", "n_clicks") for page in registry.PAGES),
+        Input("open-pattern", "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def go(*clicks: int) -> str:
+        return "pattern" if ctx.triggered_id == "open-pattern" else str(ctx.triggered_id).removeprefix("go-")
+
+    @app.callback(
+        Output("ready", "data"),
+        Output("ask-again", "data"),
+        Output("alert", "children"),
+        Output("progress", "hidden"),
+        Output("progress-text", "children"),
+        Output("progress-bar", "value"),
+        Output("main", "className"),
+        Input("view", "data"),
+        Input("input", "data"),
+        Input("tick", "data"),
+        State("session", "data"),
+        State("ready", "data"),
+        prevent_initial_call=True,
+    )
+    def follow(query: str, given: dict, tick: int, session: str, ready: str) -> Any:
+        if not query:
+            raise PreventUpdate
+        again = "input.data" in ctx.triggered_prop_ids
+        return progress_of(services, services.view(query), session, ready, again=again)
+
+    # The page asks again a moment after each answer: a fixed interval would drop answers that take longer than it.
+    app.clientside_callback(
+        ClientsideFunction("workbench", "askAgain"), Output("tick", "id"), Input("ask-again", "data")
+    )
+
+    @app.callback(
+        Output("layer", "value", allow_duplicate=True),
+        Output("head", "value", allow_duplicate=True),
+        Input("ready", "data"),
+        State("view", "data"),
+        prevent_initial_call=True,
+    )
+    def begin_with_a_head(ready: str, query: str) -> Any:
+        view = services.view(query)
+        if view.has_head:
+            raise PreventUpdate
+        return first_head(services.finished(services.head_statistics(view)))
+
+    @app.callback(
+        Output("context-facts", "children"),
+        Output("layer", "max"),
+        Output("head", "max"),
+        Input("ready", "data"),
+        State("view", "data"),
+        prevent_initial_call=True,
+    )
+    def say_what_is_shown(ready: str, query: str) -> Any:
+        view = services.view(query)
+        model = services.models.loaded(view.model)
+        result = services.jobs.result(registry.BY_NAME[view.page].tasks(services, view)[0].key)
+        if model is None or result is None:
+            raise PreventUpdate
+        return facts(model.cfg, result.provenance), model.cfg.n_layers - 1, model.cfg.n_heads - 1
+
+    @app.callback(
+        Output("progress", "hidden", allow_duplicate=True),
+        Output("main", "className", allow_duplicate=True),
+        Output("alert", "children", allow_duplicate=True),
+        Input("cancel", "n_clicks"),
+        State("session", "data"),
+        prevent_initial_call=True,
+    )
+    def cancel(clicks: int, session: str) -> Any:
+        services.jobs.cancel(session)
+        return True, "main", CANCELLED
+
+    for page in registry.PAGES:
+        page.register(app, services)
+
+
+CANCELLED = message("notice", "Cancelled", "Press Analyse to start again.")
+
+
+def controls_of(services: Services, search: str) -> tuple:
+    """The values of all controls for an address, which anyone may have written."""
+    view, notices = from_query(search, services.default)
+    try:
+        text = services.texts.get(view.text)
+    except WorkbenchError as error:
+        view, notices = dataclasses.replace(view, text=services.default.text), [*notices, str(error)]
+        text = services.default.text
+    given = {"model": view.model, "text": view.text, "max_tokens": view.max_tokens}
+    values = [
+        "" if (value := getattr(view, field)) is None and control[1] == "value" else value
+        for field, control in CONTROLS.items()
+    ]
+    notice = message("notice", "Not everything in the link could be used", "\n".join(notices)) if notices else []
+    return given, view.model, text, view.max_tokens, *values, notice
+
+
+def submitted(services: Services, model: str | None, text: str | None, limit: Any, before: dict) -> tuple:
+    """What is to be analysed now: (input, layer, head, queries, keys). Another model starts without a chosen head."""
+    given = {
+        "model": (model or "").strip(),
+        "text": services.texts.put(text or ""),
+        "max_tokens": limit if isinstance(limit, int) and limit > 0 else None,
+        "submission": before.get("submission", 0) + 1,
+    }
+    same_model = given["model"] == before.get("model")
+    same = same_model and all(given[name] == before.get(name) for name in ("text", "max_tokens"))
+    head = (no_update, no_update) if same_model else ("", "")
+    zoom = (no_update, no_update) if same else (None, None)
+    return given, *head, *zoom
+
+
+def view_of(default: View, given: dict, values: dict[str, Any]) -> View:
+    """The view that the controls describe. A control that is empty, or being typed into, leaves the default."""
+    fields = {field: value for field, value in values.items() if value not in (None, "")}
+    for span in ("queries", "keys"):
+        fields[span] = tuple(values[span]) if values.get(span) else None
+    given = {name: given[name] for name in ("model", "text", "max_tokens") if name in given}
+    return dataclasses.replace(default, **given, **fields)
+
+
+def progress_of(services: Services, view: View, session: str, ready: str, *, again: bool) -> tuple:
+    """Brings the view's next unfinished task on its way and says where it stands; values for ``follow``'s outputs."""
+    done: list[str] = []
+    for task in registry.BY_NAME[view.page].tasks(services, view):
+        if services.jobs.result(task.key) is None:
+            job = services.jobs.request(session, task, again=again)
+            job.wait(AT_ONCE_SECONDS)
+            if job.state != "done":
+                return _unfinished(job, "\n".join(done) or ready)
+        done.append(task.key)
+    now_ready = "\n".join(done)
+    return no_update if now_ready == ready else now_ready, no_update, [], True, "", 0, "main"
+
+
+def _unfinished(job: Job, ready: str) -> tuple:
+    if job.state == "running":
+        text = f"{job.text or job.task.title} · {job.seconds:.0f} s"
+        return ready, time.monotonic(), [], False, text, 100 * job.fraction, "main busy"
+    alert = CANCELLED if job.state == "cancelled" else error_message(job.error)
+    return ready, no_update, alert, True, "", 0, "main"
+
+
+def facts(cfg: Any, provenance: Any) -> list[Any]:
+    """What is analysed, in two lines: model and tokens, then weights and BOS."""
+    sequences = f"{provenance.n_sequences} sequences, " if provenance.n_sequences > 1 else ""
+    sizes = f" · {cfg.n_layers} layers × {cfg.n_heads} heads · {sequences}{provenance.n_tokens:,} tokens"
+    return [
+        html.Div([html.Strong(provenance.model_name), sizes]),
+        html.Div(f"{provenance.weights} · {provenance.bos}", className="context-weights", title=provenance.weights),
+    ]
+
+
+def error_message(error: Exception | None) -> Any:
+    """An error in words: what happened and what to do."""
+    if isinstance(error, (WorkbenchError, ValueError)):
+        return message("error", "This cannot be analysed", _sentence(str(error)))
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
+        return message("error", "Not enough memory", "Shorten the text, or choose a smaller model.")
+    details = "".join(traceback.format_exception(error)) if error else ""
+    logging.getLogger(__name__).error("%s", details)
+    return message(
+        "error",
+        "Something went wrong here, not with your input",
+        "Press Analyse to try again. If it happens again, please report it with the details below.",
+        details=details,
+    )
+
+
+def show_error(error: Exception) -> None:
+    """What a callback raised, as the page's alert; the handler of last resort."""
+    set_props("alert", {"children": error_message(error)})
+
+
+def _sentence(text: str) -> str:
+    text = text.strip() or "unknown error"
+    return text[0].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")

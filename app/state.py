@@ -1,0 +1,187 @@
+"""What a page shows, as one value: it lives in the URL, and everything on the page follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlencode
+
+from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
+from workbench.errors import WorkbenchError
+
+VERSION = "1"
+PAGES = ("heads", "pattern", "induction", "sinks")
+SAMPLE_TEXT = (
+    "Mara met Tomas at the harbour. Mara gave Tomas a zorvant, and Tomas looked at the zorvant. "
+    "In the morning Tomas met Mara again. Tomas gave Mara the zorvant, and Mara was happy."
+)
+MAX_INLINE = 1500  # characters; a longer text goes into the URL as its digest
+MAX_TEXT = 2_000_000
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class View:
+    """The state of one open page.
+
+    Attributes:
+        text: the prompt, or ``@`` and its digest where it is too long for a URL.
+        max_tokens: the text is cut to so many tokens; None leaves it whole.
+        layer, head: the head that is looked at; None until the scores are there to choose the first one by.
+        queries, keys: the part of the pattern that is shown, [first, last); None is everything.
+    """
+
+    model: str = "demo"
+    text: str = SAMPLE_TEXT
+    max_tokens: int | None = None
+    page: str = "heads"
+    layer: int | None = None
+    head: int | None = None
+    score: str = "prefix_matching"
+    x: str = "previous_token"
+    y: str = "prefix_matching"
+    pooling: Literal["max", "mean"] = "max"
+    scale: str = "linear"
+    queries: Span | None = None
+    keys: Span | None = None
+    induction_score: str = "prefix_matching"
+    sink_score: str = "sink_weight"
+    length: int = 64
+    sequences: int = 8
+    seed: int = 0
+
+    @property
+    def has_head(self) -> bool:
+        return self.layer is not None and self.head is not None
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text[:12]) <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _words(limit: int) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not text or len(text) > limit:
+            raise ValueError(f"must have 1 to {limit} characters")
+        return text
+
+    return parse
+
+
+def _span(text: str) -> Span:
+    first, _, last = text.partition("-")
+    limits = _integer(0, 10**7)
+    span = limits(first), limits(last)
+    if span[0] >= span[1]:
+        raise ValueError("must be two increasing whole numbers, as in 0-64")
+    return span
+
+
+# The URL's names, in the order in which they are written.
+_PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "page": ("page", _choice(*PAGES)),
+    "model": ("model", _words(500)),
+    "text": ("text", _words(MAX_INLINE)),
+    "max": ("max_tokens", _integer(1, 10**7)),
+    "layer": ("layer", _integer(0, 9999)),
+    "head": ("head", _integer(0, 9999)),
+    "score": ("score", _choice(*HEAD_SCORES)),
+    "x": ("x", _choice(*HEAD_SCORES)),
+    "y": ("y", _choice(*HEAD_SCORES)),
+    "pool": ("pooling", _choice("max", "mean")),
+    "scale": ("scale", _choice("linear", "sqrt")),
+    "queries": ("queries", _span),
+    "keys": ("keys", _span),
+    "induction": ("induction_score", _choice(*INDUCTION_SCORES)),
+    "sink": ("sink_score", _choice(*SINK_SCORES)),
+    "length": ("length", _integer(4, 4096)),
+    "sequences": ("sequences", _integer(1, 512)),
+    "seed": ("seed", _integer(0, 2**31 - 1)),
+}
+
+
+def to_query(view: View) -> str:
+    """The view as a query string that starts with ``?``; what equals the default is left out."""
+    plain = View(page="", model="")  # these two are always written: each server has its own default
+    pairs = [("v", VERSION)]
+    for name, (field, _) in _PARAMETERS.items():
+        value = getattr(view, field)
+        if value != getattr(plain, field) and value is not None:
+            pairs.append((name, "-".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+    return "?" + urlencode(pairs)
+
+
+def from_query(query: str, default: View) -> tuple[View, list[str]]:
+    """Reads a query string, which anyone may have written: (view, one sentence on each thing that was ignored)."""
+    pairs = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True, max_num_fields=None))
+    version = pairs.pop("v", VERSION)
+    if version != VERSION:
+        return default, [f"The link was made by another version ({version[:20]!r}); showing the start page."]
+    fields: dict[str, Any] = {}
+    notices = []
+    for name, text in pairs.items():
+        if name not in _PARAMETERS:
+            notices.append(f"The link's {name[:40]!r} is unknown here and was ignored.")
+            continue
+        field, parse = _PARAMETERS[name]
+        try:
+            fields[field] = parse(text)
+        except ValueError as error:
+            notices.append(f"The link's {name!r} {error}; it was ignored.")
+    return dataclasses.replace(default, **fields), notices
+
+
+class TextStore:
+    """Texts that are too long for a URL, by digest."""
+
+    def __init__(self, keep: int = 32) -> None:
+        self._keep = keep
+        self._texts: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, text: str) -> str:
+        """What goes into ``View.text``: the text itself, or ``@`` and its digest."""
+        if len(text) <= MAX_INLINE and not text.startswith("@"):
+            return text
+        name = "@" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        with self._lock:
+            self._texts[name] = text
+            self._texts.move_to_end(name)
+            while len(self._texts) > self._keep:
+                self._texts.popitem(last=False)
+        return name
+
+    def get(self, stored: str) -> str:
+        """The text behind ``View.text``.
+
+        Raises:
+            WorkbenchError: a digest that this server does not know (any more).
+        """
+        if not stored.startswith("@"):
+            return stored
+        with self._lock:
+            if stored not in self._texts:
+                raise WorkbenchError(
+                    "The link's text is too long for a link, and this server no longer holds it; paste it again."
+                )
+            self._texts.move_to_end(stored)
+            return self._texts[stored]

@@ -1,0 +1,337 @@
+"""The command ``workbench``. Results go to standard output, progress and errors to standard error.
+
+Exit codes: 0 done, 1 something is wrong with the input (one line says what, and what to do), 2 wrong usage,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
+from workbench.errors import WorkbenchError
+from workbench.output import output_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.analyses import Result
+
+SHORTEN = "shorten it, or keep its beginning with --max-tokens"
+SINK_LENGTH = 64  # tokens of a sequence in which sinks are counted (Gu et al. 2024)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line (``sys.argv`` by default) and returns its exit code."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _refuse("interrupted", code=130)
+    except BrokenPipeError:  # whoever read our output has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (WorkbenchError, ValueError) as error:
+        return _refuse(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(
+            words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
+        ):
+            raise
+        return _refuse("not enough memory; shorten the input with --max-tokens, or choose a smaller model")
+    return 0
+
+
+def _refuse(message: str, *, code: int = 1) -> int:
+    sys.stderr.write(f"workbench: {' '.join(message.split())}\n")
+    return code
+
+
+def _terminate(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)  # unlike the default it lets everything clean up
+
+
+# Arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="workbench",
+        description="Attention heads of Transformers: what they do, in numbers and figures.",
+        epilog="`workbench COMMAND --help` explains a command.",
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    app = commands.add_parser("app", help="open the dashboard in the browser", description="Opens the dashboard.")
+    app.add_argument("--model", default="demo", help="what it opens on (default: the bundled demo model)")
+    app.add_argument("--port", type=_port, default=8050, help="where it listens; a taken port gives the next free one")
+    app.add_argument("--no-browser", action="store_true", help="do not open a browser, only print the address")
+    app.set_defaults(run=_app)
+
+    heads = _analysis(commands, "heads", "every statistic of every head on a text", _heads)
+    _add_input(heads)
+    _add_random(heads)
+    _add_table(heads, HEAD_SCORES)
+
+    induction = _analysis(commands, "induction", "induction heads, and what their ablation costs", _induction)
+    _add_random(induction)
+    _add_table(induction, INDUCTION_SCORES)
+
+    sinks = _analysis(commands, "sinks", "attention sinks: where, in which heads, what they carry", _sinks)
+    _add_input(sinks)
+    _add_random(sinks)
+    _add_table(sinks, SINK_SCORES)
+
+    models = commands.add_parser("models", help="list the models known by name", description="Lists the known models.")
+    models.set_defaults(run=_models)
+    fetch = commands.add_parser("fetch", help="download a known model once", description="Downloads a known model.")
+    fetch.add_argument("name", metavar="NAME", help="a name that `workbench models` lists")
+    fetch.set_defaults(run=_fetch)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(nargs=0, help="print the version and exit", **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib.metadata import version  # here, as it takes a tenth of a second
+
+        sys.stdout.write(f"workbench {version('attention-workbench')}\n")
+        parser.exit()
+
+
+def _analysis(commands: Any, name: str, purpose: str, run: Callable) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+    parser.add_argument("model", metavar="MODEL", help="a known name, a Hugging Face id, a folder or a GGUF file")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="also write the result, its figures (HTML) and a CSV")
+    parser.add_argument("--device", default="cpu", help="where the model runs, for instance cuda (default: cpu)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="the text itself")
+    source.add_argument("--text", type=Path, metavar="FILE", help="a UTF-8 text file")
+    source.add_argument("--random", action="store_true", help="random tokens, each sequence twice over")
+    parser.add_argument("--max-tokens", type=_positive, metavar="N", help="keep only the first N tokens of the text")
+
+
+def _add_random(parser: argparse.ArgumentParser) -> None:
+    random = parser.add_argument_group("random tokens")
+    random.add_argument("--length", type=_positive, default=64, metavar="N", help="tokens that repeat (default: 64)")
+    random.add_argument("--sequences", type=_positive, default=8, metavar="N", help="sequences (default: 8)")
+    random.add_argument("--seed", type=int, default=0, metavar="N", help="of the draw (default: 0)")
+
+
+def _add_table(parser: argparse.ArgumentParser, scores: Mapping[str, str]) -> None:
+    first = next(iter(scores))
+    table = parser.add_argument_group("the table on the terminal")
+    table.add_argument(
+        "--sort", choices=scores, default=first, metavar="SCORE", help=f"one of {', '.join(scores)} (default: {first})"
+    )
+    table.add_argument("--top", type=_positive, default=12, metavar="N", help="how many heads to print (default: 12)")
+    parser.set_defaults(scores=scores)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65535, got {text!r}")
+    return int(text)
+
+
+# Commands
+
+
+def _app(options: argparse.Namespace) -> None:
+    _require("dash", "dash_mantine_components", "dash_ag_grid", extra="app")
+    from workbench.app.main import serve
+
+    def say(text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    serve(model=options.model, port=options.port, open_browser=not options.no_browser, say=say)
+
+
+def _heads(options: argparse.Namespace) -> None:
+    text = _text_of(options)
+
+    def run(model: Any, report: Callable) -> Result:
+        from workbench.analyses import head_statistics
+        from workbench.analyses.inputs import text_to_tokens
+
+        if text is None:
+            return head_statistics(model, _random_tokens(model, options), seed=options.seed, progress=report)
+        tokens = text_to_tokens(model, text, options.max_tokens, shorten=SHORTEN)
+        return head_statistics(model, tokens, progress=report)
+
+    _analyse(options, "heads", run)
+
+
+def _induction(options: argparse.Namespace) -> None:
+    def run(model: Any, report: Callable) -> Result:
+        from workbench.analyses import induction_heads
+
+        return induction_heads(
+            model, length=options.length, n_sequences=options.sequences, seed=options.seed, progress=report
+        )
+
+    _analyse(options, "induction", run)
+
+
+def _sinks(options: argparse.Namespace) -> None:
+    text = _text_of(options)
+
+    def run(model: Any, report: Callable) -> Result:
+        from workbench.analyses import attention_sinks
+        from workbench.analyses.inputs import text_to_sequences
+
+        if text is None:
+            tokens = _random_tokens(model, options)
+        else:
+            tokens = text_to_sequences(model, text, options.max_tokens, length=SINK_LENGTH)
+        return attention_sinks(model, tokens, n_tokens=SINK_LENGTH, progress=report)
+
+    _analyse(options, "sinks", run)
+
+
+def _models(options: argparse.Namespace) -> None:
+    from workbench.loading.sources import list_models
+
+    rows = [
+        (
+            model.name,
+            "ready" if model.fetched else "to fetch",
+            f"{model.n_bytes / 1e6:,.0f} MB",
+            model.licence,
+            model.description,
+        )
+        for model in list_models()
+    ]
+    _print_table(("Name", "", "Size", "Licence", "What it is"), rows, right=("Size",))
+    sys.stdout.write("Besides these: any Hugging Face id, folder or GGUF file of a supported architecture.\n")
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    from workbench.loading.progress import terminal_progress
+    from workbench.loading.sources import fetch
+
+    with terminal_progress() as report:
+        folder = fetch(options.name, report)
+    sys.stdout.write(f"{options.name} is in {folder}\n")
+
+
+# What commands share
+
+
+def _analyse(options: argparse.Namespace, name: str, run: Callable[[Any, Callable], Result]) -> None:
+    """Loads the model, runs the analysis with progress, writes --out and prints the result."""
+    with output_folder(options.out) if options.out else nullcontext() as folder:
+        from workbench.loading.pretrained import load_pretrained
+        from workbench.loading.progress import terminal_progress
+
+        device = _checked_device(options.device)
+        with terminal_progress() as report:
+            model = load_pretrained(options.model, device=device, progress=report)
+            result = run(model, lambda done, what: report(name.capitalize(), round(1000 * done), 1000))
+        frame = result.to_frame()
+        if folder is not None:
+            _write(result, folder / name, frame)
+    _print_result(result, frame, options)
+    if options.out:
+        sys.stderr.write(f"Written to {options.out}\n")
+
+
+def _write(result: Result, stem: Path, frame: pd.DataFrame) -> None:
+    from workbench.analyses.figures import write_html
+
+    result.save(stem)
+    frame.to_csv(stem.with_suffix(".csv"), index=False)
+    for kind in result.figure_kinds:
+        write_html(result.figure(kind), stem.with_name(f"{stem.name}_{kind}.html"))
+
+
+def _text_of(options: argparse.Namespace) -> str | None:
+    """The text to analyse, read and checked before anything slow begins; None for random tokens."""
+    from workbench.analyses.inputs import read_text
+
+    if options.random:
+        return None
+    text = options.prompt if options.prompt is not None else read_text(options.text)
+    if not text.strip():
+        raise WorkbenchError(f"{options.text or 'the prompt'} is empty; give some words to analyse")
+    return text
+
+
+def _random_tokens(model: Any, options: argparse.Namespace) -> Any:
+    from workbench.analyses import repeated_random_tokens
+
+    return repeated_random_tokens(model, length=options.length, n_sequences=options.sequences, seed=options.seed).tokens
+
+
+def _checked_device(name: str) -> str:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise WorkbenchError(f"--device {name} cannot be used ({reason}); leave it out to run on the CPU") from None
+    return name
+
+
+def _require(*modules: str, extra: str) -> None:
+    if missing := [module for module in modules if find_spec(module) is None]:
+        raise WorkbenchError(
+            f"{missing[0]} is not installed; install what this needs with: pip install 'attention-workbench[{extra}]'"
+        )
+
+
+# Printing
+
+
+def _print_result(result: Result, frame: pd.DataFrame, options: argparse.Namespace) -> None:
+    """The summary, then the heads with the largest values of the chosen score, which comes first."""
+    sys.stdout.write(result.summary() + "\n")
+    scores = [score for score in options.scores if frame[score].notna().any()]
+    scores.sort(key=lambda score: score != options.sort)
+    frame = frame.sort_values(scores[0], ascending=False, kind="stable").head(options.top)
+    rows = [
+        (f"L{row['layer']:.0f}H{row['head']:.0f}", *(f"{row[score]:.3f}" for score in scores))
+        for _, row in frame.iterrows()
+    ]
+    titles = [options.scores[score] for score in scores]
+    _print_table(("Head", *titles), rows, right=titles)
+
+
+def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    console.width = max(console.width, 100) if console.is_terminal else 200  # a file or pipe keeps its lines whole
+    console.print(table)
