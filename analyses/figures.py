@@ -130,7 +130,10 @@ def head_scatter(
     layers, heads = (part.reshape(-1) for part in np.indices(x.shape))
     names = np.array([f"L{layer}H{head}" for layer, head in zip(layers, heads, strict=True)])
     named = np.zeros(x.size, dtype=bool)
-    named[np.argsort(-np.nan_to_num(y, nan=-np.inf), axis=None, kind="stable")[:n_labels]] = True
+    best = np.argsort(-np.nan_to_num(y, nan=-np.inf), axis=None, kind="stable")[:n_labels]
+    named[best] = True
+    places = np.full(x.size, "top right", dtype=object)
+    places[best[1::2]] = "bottom right"  # neighbours in height do not cover each other
     figure = _figure(theme, height=460)
     figure.add_trace(
         go.Scatter(
@@ -139,7 +142,7 @@ def head_scatter(
             customdata=names,
             mode="markers+text",
             text=np.where(named, names, ""),
-            textposition="middle right",
+            textposition=places,
             marker={
                 "color": layers,
                 "colorscale": SCORE_SCALE,
@@ -151,7 +154,9 @@ def head_scatter(
             cliponaxis=False,
         )
     )
-    figure.update_xaxes(title=x_label, type="log" if log_x else "linear")
+    figure.update_xaxes(title=x_label)
+    if log_x:
+        figure.update_xaxes(type="log", tickvals=[d * 10.0**e for e in range(-6, 7) for d in (1, 2, 5)])
     figure.update_yaxes(title=y_label)
     return figure
 

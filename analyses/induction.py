@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from workbench.analyses.interventions import Head, ablated_losses, mean_head_outputs
+from workbench.analyses.induction_ablation import (
+    Repetition,
+    ablation_check,
+    control_effect,
+    highest,
+    mean_and_error,
+)
+from workbench.analyses.interventions import Ablation, Head, ablated_losses
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
@@ -31,14 +38,15 @@ _SCORES = (
 class InductionHeads(Result):
     """Scores [layer, head]; losses [copy, index]; effects [ablated] of the heads that score highest and of controls.
 
-    ``coordinates["ablated"]`` names the ablated heads. The verdicts compare mean ablation with the controls' largest
-    |effect| c (ablating zeroes is shown beside it; it also takes away what a head always writes):
+    ``coordinates["ablated"]`` names the ablated heads. The verdicts are on mean ablation (zeros, shown beside it, also
+    take away what a head always writes). An effect counts if it is two standard errors beyond ``control_effect``.
 
-    - *induction*: the loss of repeated tokens rises by more than c when the head is ablated alone.
-    - *anti-induction*: it falls by more than c.
-    - *redundant*: neither, but with all other heads of the pattern ablated, ablating it too raises it by more than c.
+    - *induction*: the loss of repeated tokens rises when the head is ablated alone.
+    - *anti-induction*: it falls.
+    - *redundant*: neither counts, but it rises when the head is ablated after all its peers, the other heads above
+      ``settings["pattern_threshold"]``.
     - *pattern only*: the pattern without any such effect.
-    - *no pattern*: prefix matching below ``settings["pattern_threshold"]``; nothing is claimed.
+    - *no pattern*: prefix matching below the threshold; nothing is claimed.
     """
 
     kind: ClassVar[str] = "induction_heads"
@@ -51,9 +59,8 @@ class InductionHeads(Result):
 
     @property
     def control_effect(self) -> float:
-        """The largest |effect| of a control head under mean ablation, in nats per token; NaN without controls."""
-        effects = self["mean_effect"][self["is_control"]]
-        return float(np.abs(effects).max()) if effects.size else float("nan")
+        """The largest |effect| of a control under mean ablation, but at least 0.01 nats per token; NaN without."""
+        return control_effect(self["mean_effect"][self["is_control"]])
 
     def summary(self) -> str:
         scores, losses = self["prefix_matching"], self["copy_loss"]
@@ -67,16 +74,27 @@ class InductionHeads(Result):
             + ", ".join(f"{loss:.3f} in copy {copy}" for copy, loss in enumerate(losses[1:], start=2)) + ".",
         ]  # fmt: skip
         if "verdict" in self:
-            lines.append(f"{'ablated alone':<16}{'prefix':>7}{'mean':>9}{'zero':>9}{'with peers':>12}  verdict")
-            for place, name in enumerate(self.coordinates["ablated"]):
-                layer, head = self["ablated_head"][place]
-                peers = _signed(self["peer_effect"][place])
-                lines.append(
-                    f"{name:<16}{scores[layer, head]:>7.3f}{self['mean_effect'][place]:>+9.3f}"
-                    f"{self['zero_effect'][place]:>+9.3f}{peers:>12}  {self['verdict'][place]}"
-                )
-            lines.append("Effects: change of the repeated tokens' loss, nats per token.")
+            lines += self._ablation_lines()
         return "\n".join(lines)
+
+    def _ablation_lines(self) -> list[str]:
+        lines = [f"{'ablated alone':<16}{'prefix':>7}{'mean':>9}{'zero':>9}{'after peers':>13}  verdict"]
+        for place, name in enumerate(self.coordinates["ablated"]):
+            peer = self["peer_effect"][place]
+            lines.append(
+                f"{name:<16}{self['prefix_matching'][tuple(self['ablated_head'][place])]:>7.3f}"
+                f"{self['mean_effect'][place]:>+9.3f}{self['zero_effect'][place]:>+9.3f}"
+                f"{'–' if np.isnan(peer) else f'{peer:+.3f}':>13}  {self['verdict'][place]}"
+            )
+        lines.append("Effects are changes of the repeated tokens' loss in nats per token.")
+        if np.isnan(self.control_effect):
+            return lines
+        lines.append(
+            f"Without all {np.isfinite(self['peer_effect']).sum()} heads above prefix matching "
+            f"{self.settings['pattern_threshold']}: {float(self['group_effect']):+.3f}. "
+            f"What counts as an effect: more than {self.control_effect:.3f} (controls)."
+        )
+        return lines
 
     def _figure_map(self, *, score: str = "prefix_matching", theme: str = "light") -> go.Figure:
         from workbench.analyses import figures
@@ -133,8 +151,9 @@ def induction_heads(
        al. 2022; previous and duplicate tokens after Wang et al. 2022).
     2. The loss of each copy is taken at the same tokens: those whose predecessor repeats as well.
     3. The ``n_ablated`` heads with the highest prefix matching are ablated one by one, with zeros and with their mean
-       output per position on other sequences of the same kind; so is as many random heads of the same layers as
-       controls; and, with means, all heads above ``pattern_threshold`` together and all of them but one.
+       output per position on other sequences of the same kind. Controls are random heads without the pattern, one for
+       each with it, from the same layers. With means, all heads above ``pattern_threshold`` are ablated together as
+       well, and all but each of them.
 
     Args:
         model: a HookedTransformer, or a TransformerBridge.
@@ -144,14 +163,17 @@ def induction_heads(
     Raises:
         ValueError: what repeated_random_tokens refuses, or an option out of its range.
     """
-    if not 0 <= n_ablated <= model.cfg.n_layers * model.cfg.n_heads:
-        raise ValueError(f"n_ablated must be between 0 and the number of heads, got {n_ablated}")
+    n_heads = model.cfg.n_layers * model.cfg.n_heads
+    if not 0 <= n_ablated <= n_heads:
+        raise ValueError(f"n_ablated must be between 0 and {n_heads}, the number of heads, got {n_ablated}")
+    if not 0 < pattern_threshold <= 1:
+        raise ValueError(f"pattern_threshold must lie between 0 and 1, got {pattern_threshold}")
     kind: dict[str, Any] = dict(
         length=length, n_sequences=n_sequences, n_copies=n_copies, spacing=spacing, prepend_bos=prepend_bos
     )
     prompts = repeated_random_tokens(model, **kind, seed=seed)
     sequences = Sequences.read(model, prompts.tokens)
-    share = 0.3 if n_ablated else 0.8
+    share = 0.3 if n_ablated else 0.9
     measured = measure_heads(model, sequences, 1, lambda done, message: progress(share * done, message))
     scores = {name: measured.scores[name] for name in _SCORES}
     quantities = {
@@ -161,16 +183,22 @@ def induction_heads(
     quantities["uniform_prefix_matching"] = _uniform_score(sequences)
     everything = torch.ones_like(prompts.tokens, dtype=torch.bool)
     everything[:, 0] = False
-    losses = ablated_losses(model, prompts.tokens, everything, [()])[0]  # [sequence, pos]
+    losses = ablated_losses(model, prompts.tokens, everything, [Ablation()])[0]  # [sequence, pos]
     progress(share + 0.1, "loss of every token")
     quantities |= _loss_quantities(prompts, losses)
     coordinates: dict[str, Sequence[str | int]] = {"copy": list(range(1, n_copies + 1))}
     if n_ablated:
         others = repeated_random_tokens(model, **kind, seed=seed + 1)
-        ablation = _Ablation(model, prompts, others, losses, lambda done, text: progress(0.4 + 0.6 * done, text))
-        names, found = ablation.of_heads(scores["prefix_matching"].mean, n_ablated, pattern_threshold, seed)
+        coordinates["ablated"], found = ablation_check(
+            model,
+            Repetition(prompts, others, losses),
+            scores["prefix_matching"].mean,
+            n_candidates=n_ablated,
+            threshold=pattern_threshold,
+            seed=seed,
+            progress=lambda done, message: progress(0.4 + 0.6 * done, message),
+        )
         quantities |= found
-        coordinates["ablated"] = names
     return InductionHeads(
         quantities=quantities,
         provenance=provenance(model, sequences),
@@ -178,16 +206,6 @@ def induction_heads(
         coverage={name: score.coverage for name, score in scores.items()},
         coordinates=coordinates,
     )
-
-
-def highest(scores: np.ndarray, n: int) -> list[Head]:
-    """(layer, head) of the ``n`` largest scores [layer, head], in order, ties to the lower head."""
-    order = np.argsort(-scores, axis=None, kind="stable")[:n]
-    return [(int(place) // scores.shape[1], int(place) % scores.shape[1]) for place in order]
-
-
-def _signed(number: float) -> str:
-    return "–" if np.isnan(number) else f"{number:+.3f}"
 
 
 def _uniform_score(sequences: Sequences) -> Quantity:
@@ -210,7 +228,7 @@ def _loss_quantities(prompts: RepeatedTokens, losses: torch.Tensor) -> dict[str,
     counted = np.concatenate((counted, predictable[:, 1:]), axis=1)
     shown = np.where(counted, sorted_losses, np.nan)
     n = np.isfinite(shown).sum(axis=0)  # [copy, index]
-    mean, sem = _mean_and_error(shown)
+    mean, sem = mean_and_error(shown)
     copy_loss = np.array([np.nanmean(shown[:, copy]) for copy in range(n_copies)])
     over = "tokens whose predecessor repeats as well"
     return {
@@ -221,105 +239,3 @@ def _loss_quantities(prompts: RepeatedTokens, losses: torch.Tensor) -> dict[str,
         "n_losses": Quantity(n, ("copy", "index"), "sequences", "how many sequences each loss is a mean of"),
         "copy_loss": Quantity(copy_loss, ("copy",), "nats", f"next-token loss, mean over the {over}"),
     }
-
-
-def _mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over axis 0 without NaN, and its standard error; NaN for what too few values make undefined."""
-    known = np.isfinite(values)
-    n = known.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(known, values, 0.0).sum(axis=0) / np.where(n > 0, n, np.nan)
-        squares = np.where(known, values - mean, 0.0) ** 2
-        return mean, np.sqrt(squares.sum(axis=0) / np.where(n > 1, (n - 1) * n, np.nan))
-
-
-@dataclass(frozen=True, eq=False)
-class _Ablation:
-    """The test: what the repeated tokens' loss does when heads are ablated."""
-
-    model: Any
-    prompts: RepeatedTokens
-    others: RepeatedTokens  # whose mean outputs replace the heads'
-    losses: torch.Tensor  # [sequence, pos], without ablation
-    progress: Progress
-
-    def of_heads(
-        self, scores: np.ndarray, n: int, threshold: float, seed: int
-    ) -> tuple[list[str], dict[str, Quantity]]:
-        """Names of the ablated heads, and the quantities along "ablated"."""
-        candidates = highest(scores, n)
-        controls = _control_heads(candidates, scores.shape, seed)
-        ablated = candidates + controls
-        group = [head for head in candidates if scores[head] >= threshold]
-        rests = [[peer for peer in group if peer != head] for head in group]
-        layers = sorted({layer for layer, _ in ablated})
-        means = mean_head_outputs(self.model, self.others.tokens, layers)
-        alone = [[head] for head in ablated]
-        with_means = self._effects([*alone, group, *rests], means, 0.0)  # [ablation, sequence]
-        with_zeros = self._effects(alone, None, 0.6)
-        peer_effect = np.full(len(ablated), np.nan)
-        joint, without = with_means[len(ablated)], with_means[len(ablated) + 1 :]
-        for head, rest in zip(group, without, strict=True):
-            peer_effect[candidates.index(head)] = (joint - rest).mean()
-        (mean, mean_error), (zero, zero_error) = (
-            _mean_and_error(e.T) for e in (with_means[: len(ablated)], with_zeros)
-        )
-        is_control = np.arange(len(ablated)) >= len(candidates)
-        control = np.abs(mean[is_control]).max() if controls else np.nan
-        verdicts = [
-            "control"
-            if is_control[place]
-            else _verdict(scores[head], mean[place], peer_effect[place], control, threshold)
-            for place, head in enumerate(ablated)
-        ]
-        effect = "change of the repeated tokens' loss when the head's output is replaced by"
-        axes, unit = ("ablated",), "nats per token"
-        names = [
-            f"L{layer}H{head}" + " (control)" * bool(c) for (layer, head), c in zip(ablated, is_control, strict=True)
-        ]
-        return names, {
-            "ablated_head": Quantity(np.array(ablated), ("ablated", "layer and head"), "", "layer and head"),
-            "is_control": Quantity(is_control, axes, "", "whether the head is a random head of a candidate's layer"),
-            "mean_effect": Quantity(mean, axes, unit, f"{effect} its mean per position elsewhere"),
-            "mean_effect_sem": Quantity(mean_error, axes, unit, "standard error of mean_effect over sequences"),
-            "zero_effect": Quantity(zero, axes, unit, f"{effect} zeros"),
-            "zero_effect_sem": Quantity(zero_error, axes, unit, "standard error of zero_effect over sequences"),
-            "peer_effect": Quantity(
-                peer_effect, axes, unit, "loss with all heads of the pattern at their means, less that with all others"
-            ),
-            "verdict": Quantity(np.array(verdicts), axes, "", "see InductionHeads"),
-        }  # fmt: skip
-
-    def _effects(self, ablations: list[list[Head]], replacement: dict | None, done: float) -> np.ndarray:
-        """Change of the mean loss over the predictable tokens, float64 [ablation, sequence]."""
-        kind, share = ("zero", 0.4) if replacement is None else ("mean", 0.6)
-        rows = self.prompts.predictable
-        losses = ablated_losses(
-            self.model, self.prompts.tokens, rows, ablations, replacement,
-            lambda part, text: self.progress(done + share * part, f"{kind} ablation: {text}"),
-        )  # fmt: skip
-        change = torch.where(rows, (losses - self.losses).double(), 0.0)
-        return (change.sum(dim=2) / rows.sum(dim=1)).numpy()
-
-
-def _control_heads(candidates: list[Head], shape: tuple[int, ...], seed: int) -> list[Head]:
-    """For each candidate another random head of its layer that is no candidate, as far as the layer has enough."""
-    rng = np.random.default_rng(seed)
-    controls: list[Head] = []
-    for layer in sorted({layer for layer, _ in candidates}):
-        others = [head for head in range(shape[1]) if (layer, head) not in candidates]
-        n = min(len(others), sum(candidate[0] == layer for candidate in candidates))
-        controls += [(layer, int(head)) for head in sorted(rng.choice(others, n, replace=False))]
-    return controls
-
-
-def _verdict(score: float, alone: float, with_peers: float, control: float, threshold: float) -> str:
-    if score < threshold:
-        return "no pattern"
-    if np.isnan(control):
-        return "untested: no control head"
-    if alone > control:
-        return "induction"
-    if alone < -control:
-        return "anti-induction"
-    return "redundant" if with_peers > control else "pattern only"

@@ -32,7 +32,7 @@ class RepeatedTokens:
 
     @property
     def predictable(self) -> Tensor:
-        """bool [sequence, pos]: tokens that repeat both themselves and the token before them (copy ≥ 1)."""
+        """bool [sequence, pos]: tokens of a repetition that follow the same token as in the first copy."""
         follows = (self.copy[:, 1:] == self.copy[:, :-1]) & (self.index[:, 1:] == self.index[:, :-1] + 1)
         return pad(follows & (self.copy[:, 1:] > 0), (1, 0))
 

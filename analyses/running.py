@@ -136,7 +136,7 @@ def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRe
     for layer in range(model.cfg.n_layers):
         name = f"blocks.{layer}.attn.hook_pattern"
         pattern = cached(model, sequences, [name])[name]
-        layers.append(dict(pattern_statistics(pattern, mask=AttentionMask(), request=request)))
+        layers.append(pattern_statistics(pattern, mask=AttentionMask(), request=request))
     return ModelStatistics(layers)
 
 
@@ -169,11 +169,11 @@ def provenance(model: Any, sequences: Sequences) -> Provenance:
 def _bos_in_words(model: Any, sequences: Sequences) -> str:
     bos = getattr(getattr(model, "tokenizer", None), "bos_token_id", None)
     if bos is None:
-        return "without a known BOS token"
+        return "BOS unknown (no tokenizer that has one)"
     n_with = int((sequences.tokens[:, 0] == bos).sum())
     if n_with in (0, len(sequences)):
-        return "each with BOS first" if n_with else "none with BOS first"
-    return f"{n_with} of {len(sequences)} with BOS first"
+        return "starting with BOS" if n_with else "not starting with BOS"
+    return f"{n_with} of {len(sequences)} starting with BOS"
 
 
 def _versions() -> Mapping[str, str]:

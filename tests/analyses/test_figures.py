@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from workbench.analyses import figures
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+HOSTILE = ["<script>document.title='broken'</script>", "%{x}", " the", "\n", "a & b", "<b>bold</b>", "$\\alpha$"]
+
+
+def pattern(theme: str = "light", scale: str = "linear") -> go.Figure:
+    n = len(HOSTILE)
+    cells = np.where(np.tri(n) > 0, 1 / np.arange(1, n + 1)[:, None], np.nan)
+    labels = figures.token_labels(HOSTILE)
+    return figures.pattern_map(
+        cells, query_labels=labels, key_labels=labels, query_marginal=np.ones(n), key_marginal=np.ones(n),
+        query_marginal_label="entropy (nats)", key_marginal_label="received", label="weight", scale=scale, theme=theme,
+    )  # fmt: skip
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance (WCAG 2.2)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("name", figures.THEMES)
+def test_text_and_series_stand_out_from_the_paper(name: str) -> None:
+    theme = figures.THEMES[name]
+    assert contrast(theme.text, theme.paper) >= 7
+    assert all(contrast(colour, theme.paper) >= 3 for colour in theme.series[:2])  # lines and markers in use
+    # Grey of masked cells is none of the scale's colours: cividis runs from dark blue to yellow.
+    assert contrast(theme.masked, "#00224e") >= 2 and contrast(theme.masked, theme.paper) >= 1.3
+
+
+def test_a_head_map_runs_down_from_layer_0_over_a_stated_range() -> None:
+    values = np.array([[0.1, np.nan], [0.9, 0.0], [0.2, 0.3]])
+    figure = figures.head_map(values, label="prefix matching", upper=1.0, marked=[(1, 0)])
+    (heatmap,) = figure.data
+    assert (heatmap.zmin, heatmap.zmax) == (0.0, 1.0)
+    assert figure.layout.yaxis.autorange == "reversed" and figure.layout.yaxis.title.text == "layer"
+    assert heatmap.customdata[1][0] == "L1H0" and heatmap.z[1][0] == 0.9
+    (frame,) = figure.layout.shapes
+    assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, 0.5, 1.5)
+    assert figure.layout.plot_bgcolor == figures.THEMES["light"].masked  # shows where there is no value
+
+
+def test_effects_are_coloured_about_zero() -> None:
+    (heatmap,) = figures.head_map(np.array([[-0.2, 0.5]]), label="effect", signed=True).data
+    assert (heatmap.zmin, heatmap.zmax) == (-0.5, 0.5)
+    assert len(heatmap.colorscale) == len(go.Figure(go.Heatmap(colorscale="RdBu_r")).data[0].colorscale)
+
+
+def test_a_range_without_a_bound_ends_at_the_largest_value() -> None:
+    (heatmap,) = figures.head_map(np.array([[0.5, 3.0]]), label="entropy").data
+    assert (heatmap.zmin, heatmap.zmax) == (0.0, 3.0)
+    (heatmap,) = figures.head_map(np.full((1, 2), np.nan), label="entropy").data
+    assert (heatmap.zmin, heatmap.zmax) == (0.0, 1.0)
+
+
+def test_one_wide_columns_survive_pooling() -> None:
+    values = np.zeros((2, 3000))
+    values[1, 1234] = 0.7
+    (heatmap,) = figures.position_map(values, rows="head", columns="key", label="received").data
+    z = np.asarray(heatmap.z)
+    assert z.shape[1] <= 512 and z.max() == 0.7
+    column = int(z[1].argmax())
+    assert abs(heatmap.x0 + column * heatmap.dx - 1234) <= heatmap.dx / 2
+
+
+def test_scatter_names_the_highest_heads() -> None:
+    y = np.array([[0.1, 0.9], [0.5, np.nan]])
+    (points,) = figures.head_scatter(np.zeros((2, 2)), y, x_label="x", y_label="y", n_labels=2).data
+    assert list(points.text) == ["", "L0H1", "L1H0", ""]
+
+
+@pytest.mark.parametrize("scale", ["linear", "sqrt"])
+def test_patterns_read_down_and_keep_masked_cells_apart_from_zero(scale: str) -> None:
+    figure = pattern(scale=scale)
+    heatmap = figure.data[2]
+    z = np.asarray(heatmap.z, dtype=float)
+    assert np.isnan(z[0, 1]) and z[1, 0] == pytest.approx(0.5 if scale == "linear" else np.sqrt(0.5))
+    assert figure.layout.yaxis3.autorange == "reversed"
+    assert (
+        figure.layout.xaxis3.title.text == "key (source)" and figure.layout.yaxis3.title.text == "query (destination)"
+    )
+    assert ("√" in heatmap.colorbar.title.text) == (scale == "sqrt")
+
+
+def test_tokens_are_visible_unique_and_escaped() -> None:
+    assert figures.show_token(" a\n\t<b>&") == "␣a↵⇥&lt;b&gt;&amp;"
+    labels = figures.token_labels(["x", "x"])
+    assert labels == ["x 0", "x 1"]
+
+
+def test_an_unknown_theme_is_refused() -> None:
+    with pytest.raises(ValueError, match="'light', 'dark'"):
+        figures.head_map(np.zeros((1, 1)), label="a", theme="sepia")
+
+
+def test_html_files_need_nothing_from_outside(tmp_path: Path) -> None:
+    path = figures.write_html(pattern(), tmp_path / "pattern.html")
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
+    assert '"showSendToCloud": false' in text and '"displaylogo": false' in text
+    assert "<script>document.title" not in text
+    assert [file.name for file in tmp_path.iterdir()] == ["pattern.html"]
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        figures.write_html(pattern(), tmp_path / "missing" / "pattern.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_browser_shows_the_file_without_running_tokens(page: Page, tmp_path: Path) -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    html = figures.write_html(pattern(theme="dark"), tmp_path / "pattern.html").read_text(encoding="utf-8")
+    page.set_content(html)
+    page.wait_for_selector(".heatmaplayer image")
+    ticks = [text.replace("\xa0", " ") for text in page.locator("text").all_text_contents()]
+    assert "␣the 2" in ticks and "<b>bold</b> 5" in ticks and "%{x} 1" in ticks
+    assert page.title() != "broken" and not errors
+    buttons = page.locator(".modebar-btn").evaluate_all("nodes => nodes.map(n => n.getAttribute('data-title'))")
+    assert any("svg" in title.lower() or "download" in title.lower() for title in buttons)
+    assert not any("share" in title.lower() for title in buttons)

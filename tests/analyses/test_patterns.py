@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench import HookedTransformer, TransformerConfig
+from workbench.analyses import head_pattern
+
+LAYER, HEAD, N = 1, 3, 37
+
+
+@pytest.fixture(scope="module")
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 50, (N,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def whole(random_model: HookedTransformer, tokens: torch.Tensor) -> np.ndarray:
+    """The head's materialised pattern, float64 [n, n]."""
+    name = f"blocks.{LAYER}.attn.hook_pattern"
+    return random_model.run_with_cache(tokens, names_filter=name)[1][name][0, HEAD].double().numpy()
+
+
+def spans(n: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(0, n - 1), st.integers(1, n)).filter(lambda span: span[0] < span[1])
+
+
+@settings(deadline=None, max_examples=60)
+@given(queries=spans(N), keys=spans(N), max_cells=st.integers(1, 40), pooling=st.sampled_from(["max", "mean"]))
+def test_every_cell_is_what_its_block_holds(
+    random_model: HookedTransformer, tokens: torch.Tensor, whole: np.ndarray, queries, keys, max_cells, pooling
+) -> None:
+    found = head_pattern(
+        random_model, tokens, LAYER, HEAD, queries=queries, keys=keys, max_cells=max_cells, pooling=pooling
+    )
+    rows, columns = found.settings["block"]
+    first_key, end_key = found.settings["keys"]
+    assert first_key <= keys[0] and keys[1] <= end_key <= N
+    weight = found["weight"]
+    assert max(weight.shape) <= max_cells
+    if max_cells >= max(queries[1] - queries[0], keys[1] - keys[0]):
+        assert found.is_exact and (first_key, end_key) == keys
+    visible = np.tril(np.ones((N, N), dtype=bool))
+    for r, row in enumerate(range(queries[0], queries[1], rows)):
+        for c, column in enumerate(range(first_key, end_key, columns)):
+            block = slice(row, min(row + rows, queries[1])), slice(column, min(column + columns, end_key))
+            pairs = whole[block][visible[block]]
+            if not pairs.size:
+                assert np.isnan(weight[r, c])
+            else:
+                assert weight[r, c] == pytest.approx(pairs.max() if pooling == "max" else pairs.mean(), abs=1e-6)
+    assert weight.shape == (r + 1, c + 1)
+    shown = whole[slice(*queries)]
+    np.testing.assert_allclose(found["received"], shown[:, first_key:end_key].sum(axis=0), atol=1e-5)
+    np.testing.assert_allclose(found["max_weight"], shown.max(axis=1), atol=1e-6)
+    entropy = [-sum(p * np.log(p) for p in row if p > 0) for row in shown]
+    np.testing.assert_allclose(found["entropy"], entropy, atol=1e-5)
+    assert len(found.coordinates["query"]) == queries[1] - queries[0]
+    assert len(found.coordinates["key"]) == end_key - first_key
+    assert f"L{LAYER}H{HEAD}" in found.summary()
+
+
+def test_pads_are_left_out(random_model: HookedTransformer, tokens: torch.Tensor, whole: np.ndarray) -> None:
+    padded = torch.cat((torch.full((5,), 3), tokens))[None]
+    mask = torch.cat((torch.zeros(5), torch.ones(N)))[None]
+    found = head_pattern(random_model, padded, LAYER, HEAD, attention_mask=mask)
+    np.testing.assert_allclose(np.nan_to_num(found["weight"]), whole, atol=1e-6)
+
+
+def test_learned_positions_have_patterns_too() -> None:
+    cfg = TransformerConfig(n_layers=1, d_model=16, n_heads=2, d_head=8, d_mlp=16, d_vocab=20, n_ctx=32, attn_scale=2.0)
+    model = HookedTransformer(cfg).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(20.0)
+    tokens = torch.randint(0, 20, (20,), generator=torch.Generator().manual_seed(0))
+    found = head_pattern(model, tokens, 0, 1)
+    pattern = model.run_with_cache(tokens)[1]["blocks.0.attn.hook_pattern"][0, 1].detach().numpy()
+    np.testing.assert_allclose(np.nan_to_num(found["weight"]), pattern, atol=1e-6)
+    assert pattern[1:, 1:].max() > 0.5  # sharp enough for a wrong scale to show
+
+
+def test_a_thin_stripe_survives_pooling(
+    random_model: HookedTransformer, tokens: torch.Tensor, whole: np.ndarray
+) -> None:
+    found = head_pattern(random_model, tokens, LAYER, HEAD, max_cells=5)
+    assert np.nanmax(found["weight"]) == pytest.approx(whole.max(), abs=1e-6)
+
+
+def test_a_long_text_needs_no_square_matrix() -> None:
+    n = 6000
+    cfg = TransformerConfig(
+        n_layers=1, d_model=8, n_heads=1, d_head=8, d_mlp=8, d_vocab=20, n_ctx=n, positional_embedding_type="rotary"
+    )
+    model = HookedTransformer(cfg).eval()
+    before = torch.get_num_threads()
+    found = head_pattern(model, torch.randint(0, 20, (n,)), 0, 0, max_cells=100)
+    assert torch.get_num_threads() == before
+    assert max(found["weight"].shape) <= 100
+    tracemalloc.start()
+    head_pattern(model, torch.randint(0, 20, (n,)), 0, 0, max_cells=100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < n * n  # bytes that numpy and Python held; a square of float32 is four times that
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer": 3}, "layer must be between 0 and 2"),
+        ({"head": -1}, "head must be between 0 and 3"),
+        ({"queries": (5, 5)}, "queries must be a range"),
+        ({"keys": (0, N + 1)}, "keys must be a range"),
+        ({"max_cells": 0}, "max_cells"),
+        ({"pooling": "median"}, "pooling"),
+        ({"tokens": torch.zeros((2, 4), dtype=torch.int64)}, "one sequence, got 2"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    random_model: HookedTransformer, tokens: torch.Tensor, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        head_pattern(random_model, **({"tokens": tokens, "layer": 0, "head": 0} | arguments))
+    with pytest.raises(ValueError, match="scale must be"):
+        head_pattern(random_model, tokens, 0, 0).figure(scale="log")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.analyses import chunked_text, repeated_random_tokens
+
+
+class Tokenizer:
+    """Ten ordinary tokens, two special ones; one token per character of a text."""
+
+    bos_token_id = 0
+    all_special_ids = (0,)
+    added_tokens_decoder = {0: SimpleNamespace(special=True), 11: SimpleNamespace(special=True)}
+
+    def __len__(self) -> int:
+        return 12
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        assert options["add_special_tokens"] is False
+        return {"input_ids": [1 + ord(character) % 10 for character in text]}
+
+
+def model_with(d_vocab: int, n_ctx: int = 512, tokenizer: Any = None) -> Any:
+    return SimpleNamespace(cfg=SimpleNamespace(d_vocab=d_vocab, n_ctx=n_ctx), tokenizer=tokenizer)
+
+
+@given(length=st.integers(2, 20), n_copies=st.integers(2, 3), gaps=st.booleans(), seed=st.integers(0, 99))
+def test_tokens_repeat_as_they_say(length: int, n_copies: int, gaps: bool, seed: int) -> None:
+    spacing = "random gaps" if gaps else "fixed"
+    prompts = repeated_random_tokens(
+        model_with(100), length=length, n_sequences=3, n_copies=n_copies, spacing=spacing, seed=seed
+    )
+    for tokens, copy, index, predictable in zip(
+        prompts.tokens, prompts.copy, prompts.index, prompts.predictable, strict=True
+    ):
+        first = tokens[copy == 0]
+        assert len(set(first.tolist())) == length
+        for n in range(n_copies):
+            assert tokens[copy == n].tolist() == first.tolist()
+            assert index[copy == n].tolist() == list(range(length))
+        fillers = tokens[copy < 0].tolist()
+        assert len(fillers) == (length * (n_copies - 1) if gaps else 0)
+        assert len({*fillers, *first.tolist()}) == length + len(fillers)  # without replacement
+        pairs = list(zip(first.tolist(), first.tolist()[1:], strict=False))
+        for position in range(1, len(tokens)):
+            pair = tuple(tokens[position - 1 : position + 1].tolist())
+            assert bool(predictable[position]) == (pair in pairs and copy[position] > 0)
+        assert not predictable[0]
+
+
+def test_random_gaps_vary_the_distance_and_a_fixed_period_does_not() -> None:
+    def distances(spacing: str) -> set[int]:
+        prompts = repeated_random_tokens(model_with(300), length=32, spacing=spacing, n_sequences=4)
+        rows = zip(prompts.copy, prompts.index, strict=True)
+        return {
+            int((copy == 1).nonzero()[i] - (copy == 0).nonzero()[i]) for copy, index in rows for i in range(32)
+        }  # fmt: skip
+
+    assert distances("fixed") == {32}
+    assert len(distances("random gaps")) > 10
+
+
+def test_special_and_unused_tokens_are_never_drawn() -> None:
+    prompts = repeated_random_tokens(model_with(40, tokenizer=Tokenizer()), length=10, n_sequences=20)
+    assert prompts.has_bos and (prompts.tokens[:, 0] == 0).all()
+    assert sorted(set(prompts.tokens[:, 1:].flatten().tolist())) == list(range(1, 11))
+    assert (prompts.copy[:, 0] == -1).all()
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_one_others() -> None:
+    draw = [repeated_random_tokens(model_with(500), seed=seed).tokens for seed in (3, 3, 4)]
+    assert torch.equal(draw[0], draw[1]) and not torch.equal(draw[0], draw[2])
+
+
+def test_bos_can_be_left_out_and_is_refused_where_there_is_none() -> None:
+    without = repeated_random_tokens(model_with(12, tokenizer=Tokenizer()), length=5, prepend_bos=False)
+    assert not without.has_bos and without.tokens.shape[1] == 10
+    with pytest.raises(ValueError, match="no BOS token"):
+        repeated_random_tokens(model_with(100), prepend_bos=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 51}, "vocabulary has 50 ordinary tokens"),
+        ({"length": 26, "spacing": "random gaps"}, "vocabulary has 50 ordinary tokens"),
+        ({"length": 40, "n_copies": 3}, "120 positions"),
+        ({"length": 1}, "length must be at least 2"),
+        ({"n_sequences": 0}, "n_sequences must be at least 1"),
+        ({"n_copies": 1}, "n_copies must be at least 2"),
+        ({"spacing": "loose"}, "spacing must be one of"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        repeated_random_tokens(model_with(50, n_ctx=110), **options)
+
+
+def test_text_is_cut_into_sequences_that_each_start_with_bos() -> None:
+    model = model_with(12, tokenizer=Tokenizer())
+    text = "abcdefghij" * 3
+    ids = Tokenizer()(text, add_special_tokens=False)["input_ids"]
+    chunks = chunked_text(model, text, length=8)
+    assert chunks.shape == (4, 8) and (chunks[:, 0] == 0).all()
+    assert chunks[:, 1:].flatten().tolist() == ids[:28]
+    assert chunked_text(model, text, length=8, max_chunks=2).tolist() == chunks[:2].tolist()
+    assert chunked_text(model, text, length=8, prepend_bos=False).flatten().tolist() == ids[:24]
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "message"),
+    [
+        ("abc", 8, "3 tokens, which do not fill"),
+        ("abc", 1, "length must be between 2"),
+        ("abc", 999, "between 2 and 512"),
+    ],
+)
+def test_text_that_cannot_be_cut_is_refused(text: str, length: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        chunked_text(model_with(12, tokenizer=Tokenizer()), text, length=length)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        chunked_text(model_with(12), text, length=length)
