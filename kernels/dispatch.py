@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from workbench.kernels.checks import check_scores, check_sink_logits, check_values
@@ -64,4 +65,6 @@ def attention(
     request.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(('auto', *BACKENDS))}, got {backend!r}")
-    return BACKENDS["streaming" if backend == "auto" else backend](q, k, v, rule, sink_logits, request)
+    run = BACKENDS["streaming" if backend == "auto" else backend]
+    with torch.autocast(q.device.type, enabled=False):  # products are made at the inputs' precision or better
+        return run(q, k, v, rule, sink_logits, request)

@@ -17,15 +17,15 @@ def online_attention(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[
     For every row: a running maximum m of its scores, a running normaliser l = Σ exp(s - m), and a running
     Σ exp(s - m) v. A tile that raises m rescales the two sums by exp(m_old - m_new).
     """
-    tiling = Tiling.of(q, k, rule)
+    tiling, grid = Tiling.of(q, k, rule), KeyGrid(k.shape[2])
     values = real_entries(v, rule.mask.key_padding).to(tiling.keys.dtype)
     z = torch.zeros_like(tiling.queries)  # [batch, key/value head, group, query, d_head]
     lse = z.new_full(z.shape[:4], -torch.inf)
 
     def attend(piece: list[RowBlock]) -> None:
-        buffer = tiling.buffer()
+        buffer = tiling.buffer(grid)
         for block in piece:
-            spans = tiling.spans(block, KeyGrid(k.shape[2]))
+            spans = tiling.spans(block, grid)
             hidden = [tiling.hidden(block, span, -torch.inf) for span in spans]
             for kv_head in range(values.shape[1]):
                 queries = tiling.block_queries(block, kv_head)  # [d_head, group · row]

@@ -126,7 +126,7 @@ class _TilePass:
 
     def work(self, index: int) -> None:
         """Does one piece of work and stores its results."""
-        scratch = self._tiling.buffer(), self._tiling.buffer()
+        scratch = self._tiling.buffer(self._grid), self._tiling.buffer(self._grid)
         for block in self.pieces[index]:
             rows = self._shared(block)
             edges = torch.tensor([self._grid.edges(i) for i in rows.key_blocks], device=self._lse.device)

@@ -75,8 +75,10 @@ class Tiling:
 
     def spans(self, block: RowBlock, grid: KeyGrid) -> list[ColumnSpan]:
         """The columns that a block of rows sees, in widths that fit the buffer."""
-        width = max(_TILE_SIZE // (self.block_rows * self.group) // grid.size, 1) * grid.size
-        return self.rule.mask.spans(block.batch, block.rows, grid, width)
+        return self.rule.mask.spans(block.batch, block.rows, grid, self._tile_keys(grid))
+
+    def _tile_keys(self, grid: KeyGrid) -> int:
+        return max(_TILE_SIZE // (self.block_rows * self.group * grid.size), 1) * grid.size
 
     def hidden(self, block: RowBlock, span: ColumnSpan, value: float) -> Tensor | None:
         """An upper bound for the scores of a tile: ``value`` where the mask hides the pair, else infinite.
@@ -103,9 +105,10 @@ class Tiling:
         tile = products.unflatten(1, (self.group, len(block)))
         return self.rule.biased_scores(tile, head, *self._indices(block, span)).flatten(1)
 
-    def buffer(self) -> Tensor:
+    def buffer(self, grid: KeyGrid) -> Tensor:
         """Memory for one tile."""
-        return self.keys.new_empty(min(_TILE_SIZE, self.keys.shape[2] * self.block_rows * self.group))
+        n_keys = min(self._tile_keys(grid), self.keys.shape[2])
+        return self.keys.new_empty(n_keys * self.block_rows * self.group)
 
     def _indices(self, block: RowBlock, span: ColumnSpan) -> tuple[Tensor, Tensor]:
         row = torch.arange(block.start, block.stop, device=self.keys.device)

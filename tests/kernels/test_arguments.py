@@ -1,0 +1,93 @@
+"""Arguments that do not fit are refused by name, before anything is computed."""
+
+import math
+
+import pytest
+import torch
+
+from workbench.kernels import (
+    AttentionMask,
+    MatchLabels,
+    StatisticsRequest,
+    attention,
+    attention_pattern,
+    attention_scores,
+)
+
+Q, K = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8)
+MASK = AttentionMask()
+
+
+def labels(*shape):
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"q": Q[0]}, "^q "),
+        ({"q": [1.0]}, "^q "),
+        ({"q": Q.long()}, "^q "),
+        ({"k": K[..., :7], "v": K[..., :7]}, "^k "),
+        ({"k": K[:1], "v": K[:1]}, "^k "),
+        ({"k": K.double(), "v": K.double()}, "^k .*dtype"),
+        ({"k": K.to("meta"), "v": K}, "^k .*device"),
+        ({"q": Q[:, :3]}, "^k has 2 heads"),
+        ({"k": K[:, :0], "v": K[:, :0]}, "^k has 0 heads"),
+        ({"v": K[:, :, :5]}, "^v "),
+        ({"v": K[..., :4]}, "^v "),
+        ({"v": K.half()}, "^v .*dtype"),
+        ({"mask": None}, "mask"),
+        ({"mask": AttentionMask(key_padding=torch.ones(2, 5, dtype=torch.bool))}, "key_padding"),
+        ({"scale": math.nan}, "scale"),
+        ({"scale": math.inf}, "scale"),
+        ({"softcap": 0.0}, "softcap"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"softcap": math.inf}, "softcap"),
+        ({"softcap": math.nan}, "softcap"),
+        ({"alibi_slopes": torch.ones(2)}, "alibi_slopes"),
+        ({"alibi_slopes": torch.ones(4, dtype=torch.int64)}, "alibi_slopes"),
+        ({"offset_bias": torch.ones(4, 11)}, "offset_bias"),
+        ({"sink_logits": torch.ones(1, 4)}, "sink_logits"),
+        ({"sink_logits": torch.ones(4, device="meta")}, "sink_logits"),
+        ({"backend": "fast"}, "backend"),
+        ({"statistics": StatisticsRequest(match=("induction",))}, "match"),
+        (
+            {"statistics": StatisticsRequest(match={"x": MatchLabels(labels(2, 6), labels(2, 6))})},
+            r"match\['x'\].query",
+        ),
+        ({"statistics": StatisticsRequest(match={"x": MatchLabels(labels(2, 5), labels(1, 6))})}, r"match.*key"),
+        ({"statistics": StatisticsRequest(classes=labels(2, 5))}, "classes"),
+        ({"statistics": StatisticsRequest(received=True, query_weights=torch.ones(2, 6))}, "query_weights"),
+        ({"statistics": StatisticsRequest(received=True, query_weights=torch.ones(2, 2, 5))}, "query_weights"),
+        ({"statistics": StatisticsRequest(sink_keys=torch.tensor([[6], [0]]))}, "sink_keys"),
+        ({"statistics": StatisticsRequest(sink_keys=torch.tensor([[0]]))}, "sink_keys"),
+        ({"statistics": StatisticsRequest(top_keys=7)}, "top_keys"),
+    ],
+)
+def test_attention_names_what_does_not_fit(changes, name):
+    arguments = {"q": Q, "k": K, "v": K, "mask": MASK} | changes
+    with pytest.raises(ValueError, match=name):
+        attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"rows": 3}, "rows"),
+        ({"cols": torch.tensor([6])}, "cols"),
+        ({"rows": torch.tensor([-6])}, "rows"),
+        ({"cols": torch.tensor([0.5])}, "cols"),
+        ({"softcap": 0.0}, "softcap"),
+        ({"sink_logits": torch.ones(2)}, "sink_logits"),
+    ],
+)
+def test_attention_pattern_names_what_does_not_fit(changes, name):
+    arguments = {"mask": MASK, "rows": slice(None), "cols": slice(None)} | changes
+    with pytest.raises(ValueError, match=name):
+        attention_pattern(Q, K, **arguments)
+
+
+def test_attention_scores_names_what_does_not_fit():
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        attention_scores(Q, K, mask=MASK, alibi_slopes=torch.ones(3))
