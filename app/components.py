@@ -13,7 +13,7 @@ from dash import dcc, html
 from workbench.analyses import figures
 
 FONT = "Inter, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif"
-CLEAR = "rgba(0,0,0,0)"
+CLEAR, SOFT, ACCENT = "rgba(0,0,0,0)", "#8d95a3", "#4f82b8"
 
 
 def card(
@@ -30,7 +30,8 @@ def card(
 
 def graph(id: str, label: str, height: int) -> html.Div:
     """A figure to be filled by a callback; ``label`` tells those who cannot see it what it is."""
-    config = figures.config(id) | {"modeBarButtonsToRemove": ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d"]}
+    unneeded = ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
+    config = figures.config(id) | {"modeBarButtonsToRemove": unneeded, "showTips": False}
     return html.Div(
         dcc.Graph(id=id, figure=empty_figure(height), config=config, responsive=True, style={"height": f"{height}px"}),
         role="group",
@@ -48,9 +49,7 @@ def empty_figure(height: int, text: str = "") -> go.Figure:
             "plot_bgcolor": CLEAR,
             "xaxis": {"visible": False},
             "yaxis": {"visible": False},
-            "annotations": [
-                {"text": text, "showarrow": False, "font": {"family": FONT, "size": 13, "color": "#8d95a3"}}
-            ],
+            "annotations": [{"text": text, "showarrow": False, "font": {"family": FONT, "size": 13, "color": SOFT}}],
         }
     )
 
@@ -58,7 +57,12 @@ def empty_figure(height: int, text: str = "") -> go.Figure:
 def on_card(figure: go.Figure, height: int, *, revision: str = "") -> go.Figure:
     """The figure as it sits on a card: the card's colour and font, and its zoom kept while ``revision`` stays."""
     figure.update_layout(
-        font_family=FONT, hoverlabel_font_family=FONT, paper_bgcolor=CLEAR, height=height, uirevision=revision
+        font_family=FONT,
+        hoverlabel_font_family=FONT,
+        paper_bgcolor=CLEAR,
+        height=height,
+        uirevision=revision,
+        modebar={"bgcolor": CLEAR, "color": SOFT, "activecolor": ACCENT},
     )
     if figure.layout.plot_bgcolor is None:
         figure.update_layout(plot_bgcolor=CLEAR)
@@ -117,6 +121,8 @@ def table(id: str, label: str, height: int) -> html.Div:
                 "suppressCellFocus": False,
                 "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
                 "suppressNoRowsOverlay": True,
+                "tabToNextCell": {"function": "leaveTable(params)"},
+                "tabToNextHeader": {"function": "leaveTable(params)"},
             },
         ),
     )
@@ -161,7 +167,7 @@ def message(kind: str, title: str, text: str, *, details: str = "") -> dmc.Alert
         [html.Div(text, className="message-text"), *more],
         title=title,
         color="red" if kind == "error" else "blue",
-        variant="light",
+        variant="default",
         withCloseButton=True,
-        className="message",
+        className=f"message message-{kind}",
     )

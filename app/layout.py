@@ -84,8 +84,8 @@ def _sidebar(view: View, models: Sequence[str]) -> html.Aside:
             html.Span("Attention Workbench", className="brand-name"),
             dmc.ColorSchemeToggle(
                 id="toggle-scheme",
-                lightIcon=html.Span(className="icon icon-sun"),
-                darkIcon=html.Span(className="icon icon-moon"),
+                lightIcon=html.Span(className="glyph glyph-sun"),
+                darkIcon=html.Span(className="glyph glyph-moon"),
                 variant="subtle",
                 color="gray",
                 **{"aria-label": "Switch between light and dark"},
@@ -94,7 +94,7 @@ def _sidebar(view: View, models: Sequence[str]) -> html.Aside:
     )
     links = [
         html.Button(
-            [html.Span(className=f"icon icon-{page.NAME}", **{"aria-hidden": "true"}), html.Span(page.TITLE)],
+            [html.Span(className=f"glyph glyph-{page.NAME}", **{"aria-hidden": "true"}), html.Span(page.TITLE)],
             id=f"go-{page.NAME}",
             n_clicks=0,
             type="button",

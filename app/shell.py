@@ -120,18 +120,14 @@ def register(app: Dash, services: Services) -> None:
         ClientsideFunction("workbench", "askAgain"), Output("tick", "id"), Input("ask-again", "data")
     )
 
-    @app.callback(
-        Output("layer", "value", allow_duplicate=True),
-        Output("head", "value", allow_duplicate=True),
-        Input("ready", "data"),
-        State("view", "data"),
-        prevent_initial_call=True,
-    )
-    def begin_with_a_head(ready: str, query: str) -> Any:
+    # set_props, because as outputs they would close a circle: the head → the view → its jobs → ready → the head.
+    @app.callback(Input("ready", "data"), State("view", "data"), prevent_initial_call=True)
+    def begin_with_a_head(ready: str, query: str) -> None:
         view = services.view(query)
-        if view.has_head:
-            raise PreventUpdate
-        return first_head(services.finished(services.head_statistics(view)))
+        if not view.has_head:
+            layer, head = first_head(services.finished(services.head_statistics(view)))
+            set_props("layer", {"value": layer})
+            set_props("head", {"value": head})
 
     @app.callback(
         Output("context-facts", "children"),

@@ -14,6 +14,7 @@
     if (document.getElementById("main") && window.dash_clientside && window.dash_clientside.set_props) {
       clearInterval(ready);
       tellScheme();
+      new MutationObserver(forgetQuery).observe(document.getElementById("tokens"), { childList: true });
       new MutationObserver(tellScheme).observe(document.documentElement, {
         attributeFilter: ["data-mantine-color-scheme"],
       });
@@ -75,8 +76,8 @@
       if (key.dataset.k !== undefined) keys.push([weight, key]);
     });
     keys.sort((one, other) => other[0] - one[0]);
-    say(token, keys.slice(0, 5));
     crosshair(Number(token.dataset.q), token.dataset.k);
+    say(token, keys.slice(0, 5));
   }
 
   function say(token, keys) {
@@ -91,7 +92,7 @@
   // Frames a row of the map, and the column of the same token.
   function crosshair(row, column) {
     const found = patternPlot();
-    document.querySelectorAll(".crosshair").forEach((frame) => frame.remove());
+    forgetQuery();
     if (!found) return;
     const { _offset: left, _length: width } = found.plot._fullLayout.xaxis3;
     const { _offset: top, _length: height } = found.plot._fullLayout.yaxis3;
@@ -107,6 +108,15 @@
       found.plot.closest(".graph").append(box);
     }
   }
+
+  function forgetQuery() {
+    document.querySelectorAll(".crosshair").forEach((frame) => frame.remove());
+    document.getElementById("token-line").replaceChildren();
+  }
+
+  document.addEventListener("dblclick", function (event) {
+    if (event.target.closest("#pattern-map")) document.getElementById("zoom-out").click();
+  });
 
   document.addEventListener("mouseover", function (event) {
     if (event.target.classList.contains("token")) chooseQuery(event.target);
@@ -138,6 +148,9 @@
     const [old, now] = [new URLSearchParams(before), new URLSearchParams(after)];
     return STEPS.some((name) => old.get(name) !== now.get(name) && !(HEAD.includes(name) && !old.has(name)));
   }
+
+  // Tab leaves a table at once; arrow keys walk through its cells.
+  window.dashAgGridFunctions = Object.assign({}, window.dashAgGridFunctions, { leaveTable: () => false });
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     workbench: {

@@ -63,6 +63,7 @@ def layout(view: View) -> list[Any]:
             role="listbox",
             **{"aria-label": "Tokens. Use the arrow keys to choose a query; the keys it attends to are shaded."},
         ),
+        html.P("", id="tokens-hint", className="empty"),
         html.Div(id="token-line", className="token-line", role="status"),
         note="Point at a token, or use the arrow keys: shading shows what it attends to.",
         className="reading-card",
@@ -84,7 +85,7 @@ def register(app: Dash, services: Services) -> None:
         Output("pattern-title", "children"),
         Output("pattern-note", "children"),
         Output("tokens", "children"),
-        Output("token-line", "children"),
+        Output("tokens-hint", "children"),
         Input("ready", "data"),
         Input("view", "data"),
         Input("scheme", "data"),
@@ -156,8 +157,10 @@ def token_spans(result: Any) -> list[Any]:
     (first_query, end_query), (first_key, end_key) = result.settings["queries"], result.settings["keys"]
     texts = dict(zip(range(first_key, end_key), result.coordinates["key"], strict=True))
     texts |= dict(zip(range(first_query, end_query), result.coordinates["query"], strict=True))
-    spans = []
+    spans: list[Any] = []
     for position, text in sorted(texts.items()):
+        if spans and position - 1 not in texts:
+            spans.append(html.Span(" … ", className="muted"))
         places = {"data-position": str(position)}
         if first_query <= position < end_query:
             places["data-q"] = str(position - first_query)

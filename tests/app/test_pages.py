@@ -1,0 +1,272 @@
+"""What pages make of results and events, without a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+import torch
+from dash.exceptions import PreventUpdate
+
+from workbench import HookedTransformer
+from workbench.analyses import head_pattern, head_statistics, induction_heads
+from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
+from workbench.app import registry
+from workbench.app.components import message, on_card
+from workbench.app.jobs import Job, Task
+from workbench.app.models import ModelStore
+from workbench.app.pages import heads, induction, pattern, sinks
+from workbench.app.selection import clicked_head, first_head
+from workbench.app.services import Services, stoppable
+from workbench.app.shell import controls_of, error_message, progress_of, submitted, view_of
+from workbench.app.state import View, to_query
+from workbench.errors import WorkbenchError
+
+TEXT = "a b c a b c d e <script>alert(1)</script> a b %{x} d e f a b c"
+
+
+@pytest.fixture
+def services(tiny: HookedTransformer) -> Services:
+    return Services(ModelStore(load=lambda source, job: tiny), View(model="tiny", text=TEXT), ["demo"])
+
+
+def finish(services: Services, view: View) -> list[Any]:
+    """The results of everything that a view needs."""
+    results = []
+    for task in registry.BY_NAME[view.page].tasks(services, view):
+        job = services.jobs.request("test", task)
+        assert job.wait(60) and job.error is None
+        results.append(job.result)
+    return results
+
+
+def shown_text(component: Any) -> str:
+    return json.dumps(component, default=lambda part: part.to_plotly_json(), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("page", registry.BY_NAME)
+def test_every_page_draws_its_results_in_both_themes(page: str, services: Services) -> None:
+    view = dataclasses.replace(
+        services.default, page=page, layer=1, head=2, text=TEXT * 3, length=4, sequences=2, score="entropy", x="entropy"
+    )
+    result = finish(services, view)[0]
+    for theme in ("light", "dark"):
+        if page == "heads":
+            figures = [heads.score_map(result, view, theme), heads.score_scatter(result, view, theme)]
+        else:
+            figures = [on_card(result.figure(kind, theme=theme), 300) for kind in result.figure_kinds]
+        assert all(isinstance(figure, go.Figure) and figure.data for figure in figures)
+
+
+def test_the_scores_offered_are_the_scores_there_are(services: Services) -> None:
+    view = dataclasses.replace(services.default, layer=0, head=0, text=TEXT * 3, length=4, sequences=2)
+    statistics, _ = finish(services, view)
+    assert set(HEAD_SCORES) == set(statistics.score_names)
+    (found,) = finish(services, dataclasses.replace(view, page="induction"))
+    assert set(INDUCTION_SCORES) <= set(found.names("layer", "head"))
+    (rates,) = finish(services, dataclasses.replace(view, page="sinks"))
+    assert set(SINK_SCORES) <= set(rates.names("layer", "head"))
+    for name in SINK_SCORES:
+        assert rates.figure("map", score=name).data
+
+
+def test_scores_without_a_value_say_so_and_cannot_be_chosen(tiny: HookedTransformer) -> None:
+    result = head_statistics(tiny, "a b c d e")
+    assert "No token of this text occurs twice" in heads.score_map(result, View(), "light").layout.annotations[0].text
+    disabled = {option["value"] for option in heads.score_options(result) if option["disabled"]}
+    assert "prefix_matching" in disabled and "entropy" not in disabled
+    columns, rows = heads.score_table(result)
+    assert "prefix_matching" not in {column["field"] for column in columns}
+    assert len(rows) == 6 and rows[5]["name"] == "L1H2"
+    assert rows[5]["entropy"] == pytest.approx(float(result["entropy"][1, 2]))
+    assert first_head(result) == result.top("previous_token", 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("event", "head"),
+    [
+        ({"points": [{"x": 5, "y": 3}]}, (3, 5)),
+        ({"points": [{"x": 0.2, "y": 0.9, "customdata": "L12H7"}]}, (12, 7)),
+        ({"rowId": "L4H11", "colId": "entropy"}, (4, 11)),
+    ],
+)
+def test_a_click_names_its_head(event: dict, head: tuple[int, int]) -> None:
+    assert clicked_head(event) == head
+
+
+@pytest.mark.parametrize(
+    "event", [None, {}, {"points": []}, {"points": [{"x": "the", "y": "cat"}]}, {"rowId": "nonsense"}]
+)
+def test_a_click_beside_everything_chooses_nothing(event: dict | None) -> None:
+    with pytest.raises(PreventUpdate):
+        clicked_head(event)
+
+
+def drag(x: tuple[float, float], y: tuple[float, float]) -> dict[str, float]:
+    return {"xaxis3.range[0]": x[0], "xaxis3.range[1]": x[1], "yaxis3.range[0]": y[0], "yaxis3.range[1]": y[1]}
+
+
+def test_a_drag_over_exact_cells_shows_the_cells_it_touches(tiny: HookedTransformer) -> None:
+    result = head_pattern(tiny, torch.arange(20) % 8, 0, 0)
+    assert pattern.zoomed(drag((2.6, 5.4), (9.4, 3.2)), result) == ((3, 10), (3, 6))
+    assert pattern.zoomed({"xaxis3.range[0]": 2.6, "xaxis3.range[1]": 5.4}, result) == ((0, 20), (3, 6))
+    assert pattern.zoomed({"xaxis3.autorange": True, "yaxis3.autorange": True}, result) == (None, None)
+    for other in ({}, {"autosize": True}, drag((-0.5, 19.5), (19.5, -0.5))):
+        with pytest.raises(PreventUpdate):
+            pattern.zoomed(other, result)
+
+
+def test_a_drag_over_blocks_goes_down_to_single_tokens(tiny: HookedTransformer) -> None:
+    whole = head_pattern(tiny, torch.arange(200) % 8, 0, 0, max_cells=50)
+    assert tuple(whole.settings["block"]) == (4, 4)
+    queries, keys = pattern.zoomed(drag((1.9, 4.1), (30.2, 39.0)), whole)
+    assert queries == (120, 160) and keys == (8, 20)
+    near = head_pattern(tiny, torch.arange(200) % 8, 0, 0, queries=queries, keys=keys, max_cells=50)
+    assert near.is_exact
+    assert pattern.zoomed(drag((-0.5, 2.5), (3.5, -0.5)), near) == ((120, 124), (8, 11))
+
+
+def test_tokens_are_text_wherever_they_are_shown(services: Services) -> None:
+    view = dataclasses.replace(services.default, page="pattern", layer=0, head=0)
+    (result,) = finish(services, view)
+    spans = pattern.token_spans(result)
+    texts = [span.children for span in spans]
+    assert "<script>alert(1)</script>" in texts  # a child that is a string is text to the browser
+    assert len(texts) == len(TEXT.split()) + 1
+    figure = result.figure().to_json()
+    assert "<script>" not in figure and "&lt;script" in figure.replace("\\u003c", "<").replace("\\u0026", "&")
+
+
+def test_tokens_know_their_row_and_column_and_gaps_are_shown(tiny: HookedTransformer) -> None:
+    result = head_pattern(tiny, torch.arange(20) % 8, 0, 0, queries=(10, 13), keys=(2, 5))
+    spans = pattern.token_spans(result)
+    assert [getattr(span, "data-position", "…") for span in spans] == ["2", "3", "4", "…", "10", "11", "12"]
+    assert getattr(spans[0], "data-k") == "0" and not hasattr(spans[0], "data-q")
+    assert getattr(spans[-1], "data-q") == "2" and not hasattr(spans[-1], "data-k")
+    pooled = head_pattern(tiny, torch.arange(200) % 8, 0, 0, max_cells=50)
+    assert pattern.token_spans(pooled) == []
+
+
+def test_the_verdicts_are_told_as_they_were_found(tiny: HookedTransformer) -> None:
+    result = induction_heads(tiny, length=6, n_sequences=3, n_ablated=2)
+    cells = shown_text(induction.verdict_table(result))
+    for place, name in enumerate(result.coordinates["ablated"]):
+        assert name in cells and str(result["verdict"][place]) in cells
+        assert f"{result['mean_effect'][place]:+.3f}" in cells
+    assert f"{result['copy_loss'][1]:.2f}" in shown_text(induction.numbers_that_matter(result))
+
+
+def test_sinks_tell_their_rate_and_the_kinds_of_tokens(services: Services) -> None:
+    (result,) = finish(services, dataclasses.replace(services.default, page="sinks", text=TEXT * 3))
+    assert f"{result['sink_rate'][result.sink_position]:.0%}" in shown_text(sinks.numbers_that_matter(result))
+    assert "First token" in shown_text(sinks.kind_table(result))
+
+
+def test_the_text_is_cut_into_sequences_for_sinks_only_when_it_is_long(services: Services) -> None:
+    short, long = "a b c d " * 8, "a b c d " * 40
+    (one,) = finish(services, dataclasses.replace(services.default, page="sinks", text=short))
+    assert one.provenance.n_sequences == 1 and one.provenance.n_tokens == 33
+    (many,) = finish(services, dataclasses.replace(services.default, page="sinks", text=long))
+    assert many.provenance.n_sequences == 160 // 63 and many.provenance.n_tokens == 2 * 64
+    (cut,) = finish(services, dataclasses.replace(services.default, page="sinks", text=long, max_tokens=40))
+    assert cut.provenance.n_sequences == 1 and cut.provenance.n_tokens == 40
+
+
+def test_a_text_beyond_the_context_names_the_field_that_shortens_it(services: Services) -> None:
+    view = dataclasses.replace(services.default, text="a " * 2000)
+    job = services.jobs.request("test", services.head_statistics(view))
+    assert job.wait(60) and isinstance(job.error, WorkbenchError)
+    assert "2,001 tokens" in str(job.error) and "1,024" in str(job.error) and "Shorten to" in str(job.error)
+    (result, _) = finish(services, dataclasses.replace(view, max_tokens=100, layer=0, head=0))
+    assert result.provenance.n_tokens == 100
+
+
+# The frame
+
+
+def test_controls_come_from_the_address_and_lead_back_to_it(services: Services) -> None:
+    view = View(model="m", text="t u", max_tokens=9, page="pattern", layer=3, head=4, pooling="mean", queries=(1, 5))
+    from workbench.app.shell import CONTROLS
+
+    given, model, text, limit, *values, notice = controls_of(services, to_query(view))
+    assert (model, text, limit, notice) == ("m", "t u", 9, [])
+    assert view_of(services.default, given, dict(zip(CONTROLS, values, strict=True))) == view
+
+
+def test_an_unusable_address_opens_with_a_notice(services: Services) -> None:
+    *_, notice = controls_of(services, "?v=1&layer=x&text=@0123456789")
+    assert "&#x27;" not in shown_text(notice)
+    assert "'layer' must be" in notice.children[0].children and "paste it again" in notice.children[0].children
+
+
+def test_another_model_starts_without_a_head_and_another_text_without_a_zoom(services: Services) -> None:
+    before = {"model": "demo", "text": "t", "max_tokens": None, "submission": 4}
+    given, layer, head, queries, keys = submitted(services, "other", "t", None, before)
+    assert given == before | {"model": "other", "submission": 5}
+    assert (layer, head, queries, keys) == ("", "", None, None)
+    _, layer, _, queries, _ = submitted(services, "demo", "another", None, before)
+    assert layer != "" and queries is None
+    _, layer, _, queries, _ = submitted(services, "demo", "t", "", before)
+    assert layer != "" and queries is not None  # nothing new: everything stays, and what failed is tried again
+
+
+def test_progress_goes_from_task_to_task_and_ends_ready(services: Services) -> None:
+    view = dataclasses.replace(services.default, layer=0, head=1)
+    for _ in range(100):
+        ready, ask_again, alert, hidden, *_ = progress_of(services, view, "test", "", again=False)
+        if hidden:
+            break
+    keys = [task.key for task in heads.tasks(services, view)]
+    assert ready == "\n".join(keys) and alert == []
+    assert all(services.jobs.result(key) is not None for key in keys)
+
+
+def test_errors_are_told_in_words() -> None:
+    said = error_message(WorkbenchError("no model 'smol': did you mean smollm2-135m?"))
+    assert "No model 'smol': did you mean smollm2-135m?" in shown_text(said)
+    assert "Shorten the text" in shown_text(error_message(RuntimeError("CUDA out of memory. Tried to allocate")))
+    unexpected = shown_text(error_message(KeyError("boom")))
+    assert "boom" in unexpected and "not with your input" in unexpected
+    assert "details" not in shown_text(message("error", "title", "text"))
+
+
+def test_a_job_stops_between_layers(tiny: HookedTransformer) -> None:
+    job = Job(Task("key", "title", lambda job: None))
+    layers: list[int] = []
+
+    def count(value: torch.Tensor, hook: Any) -> None:
+        layers.append(hook.layer())
+        job.stop()
+
+    def work(job: Job) -> None:
+        with (
+            tiny.hooks(fwd_hooks=[(f"blocks.{layer}.hook_resid_pre", count) for layer in range(2)]),
+            stoppable(tiny, job),
+        ):
+            tiny(torch.arange(5))
+
+    job.task = Task("key", "title", work)  # type: ignore[misc]
+    job.run()
+    assert job.state == "cancelled" and layers == [0]
+    assert not any(point.has_hooks() for point in tiny.hook_dict.values())
+
+
+def test_a_computation_is_the_same_job_only_for_the_same_input(services: Services) -> None:
+    view = dataclasses.replace(services.default, layer=0, head=0)
+    changes: list[Callable[[View], View]] = [
+        lambda v: dataclasses.replace(v, text="other"),
+        lambda v: dataclasses.replace(v, model="other"),
+        lambda v: dataclasses.replace(v, max_tokens=3),
+        lambda v: dataclasses.replace(v, head=1),
+        lambda v: dataclasses.replace(v, layer=1),
+        lambda v: dataclasses.replace(v, queries=(0, 2)),
+        lambda v: dataclasses.replace(v, keys=(0, 2)),
+        lambda v: dataclasses.replace(v, pooling="mean"),
+    ]
+    keys = [services.head_pattern(change(view)).key for change in changes]
+    assert len({*keys, services.head_pattern(view).key}) == len(changes) + 1
+    assert services.head_pattern(view).key == services.head_pattern(dataclasses.replace(view, score="entropy")).key
