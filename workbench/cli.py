@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from workbench.analyses import Result
 
 SHORTEN = "shorten it, or keep its beginning with --max-tokens"
+UNPRINTED = {"prefix_matching_latest", "prefix_matching_per_entry", "relative_entropy", "key_concentration"}
 SINK_LENGTH = 64  # tokens of a sequence in which sinks are counted (Gu et al. 2024)
 
 
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (WorkbenchError, ValueError) as error:
         return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.filename or 'a file'} cannot be used: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(
             words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
@@ -168,7 +171,8 @@ def _app(options: argparse.Namespace) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
-    serve(model=options.model, port=options.port, open_browser=not options.no_browser, say=say)
+    with suppress(KeyboardInterrupt):  # the way to stop it
+        serve(model=options.model, port=options.port, open_browser=not options.no_browser, say=say)
 
 
 def _heads(options: argparse.Namespace) -> None:
@@ -311,7 +315,9 @@ def _require(*modules: str, extra: str) -> None:
 def _print_result(result: Result, frame: pd.DataFrame, options: argparse.Namespace) -> None:
     """The summary, then the heads with the largest values of the chosen score, which comes first."""
     sys.stdout.write(result.summary() + "\n")
-    scores = [score for score in options.scores if frame[score].notna().any()]
+    scores = [
+        score for score in options.scores if frame[score].notna().any() and score not in UNPRINTED - {options.sort}
+    ]
     scores.sort(key=lambda score: score != options.sort)
     frame = frame.sort_values(scores[0], ascending=False, kind="stable").head(options.top)
     rows = [
@@ -333,5 +339,8 @@ def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Se
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)
-    console.width = max(console.width, 100) if console.is_terminal else 200  # a file or pipe keeps its lines whole
-    console.print(table)
+    if not console.is_terminal:
+        console.width = 160  # a file or pipe has no width of its own
+    with console.capture() as printed:  # written by us: a reader who leaves early is our business
+        console.print(table)
+    sys.stdout.write(printed.get())

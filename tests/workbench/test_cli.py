@@ -1,0 +1,371 @@
+"""The command line: what it prints and writes, every mistake in one line, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from workbench import cli
+from workbench.analyses import HeadStatistics, load_result
+from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
+
+COMMAND = [sys.executable, "-c", "import sys; from workbench.cli import main; sys.exit(main())"]
+Refused = Callable[..., str]
+PROMPT = "a b c d a b c d e f g a b c d e f g h i j a b c"
+
+
+def save_model(folder: Path, tokenizer: PreTrainedTokenizerFast | None, **changes: int) -> Path:
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 23, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "head_dim": 8, "max_position_embeddings": 96,
+    }  # fmt: skip
+    LlamaForCausalLM(LlamaConfig(**sizes | changes, num_key_value_heads=3)).save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """Two layers of three heads with a context of 96 tokens, as a folder. Read-only."""
+    return save_model(tmp_path_factory.mktemp("models") / "small", tokenizer)
+
+
+def files(path: Path) -> set[str]:
+    return {file.relative_to(path).as_posix() for file in path.rglob("*")}
+
+
+# What works
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "figures"),
+    [
+        ("heads", ["--prompt", PROMPT], ("map", "scatter", "received")),
+        ("heads", ["--random", "--length", "8", "--sequences", "3"], ("map", "scatter", "received")),
+        ("induction", ["--length", "8", "--sequences", "3"], ("map", "loss", "ablation")),
+        ("sinks", ["--prompt", PROMPT], ("map", "positions", "norms")),
+        ("sinks", ["--random", "--length", "10", "--sequences", "3"], ("map", "positions", "norms")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value)[:12],
+)
+def test_an_analysis_prints_its_result_and_writes_it(
+    command: str, arguments: list[str], figures: tuple, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "results"
+    assert cli.main([command, str(folder), *arguments, "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "L1H2" in printed.out and "Head" in printed.out and "small" in printed.out
+    assert printed.err == f"Written to {out}\n"
+    assert files(tmp_path / "new") == {"results"} | {
+        f"results/{name}"
+        for name in (
+            f"{command}.json",
+            f"{command}.npz",
+            f"{command}.csv",
+            *(f"{command}_{kind}.html" for kind in figures),
+        )
+    }
+    result = load_result(out / command)
+    assert result.provenance.model_name == "small"
+    frame = pd.read_csv(out / f"{command}.csv")
+    pd.testing.assert_frame_equal(frame, result.to_frame(), check_dtype=False)
+    assert len(frame) == 2 * 3
+    page = (out / f"{command}_{figures[0]}.html").read_text(encoding="utf-8")
+    assert len(page) > 1_000_000 and not re.search(r"<(script|link)[^>]+(src|href)=", page)
+
+
+def test_the_table_is_sorted_by_the_score_that_is_asked_for(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        cli.main(
+            ["heads", str(folder), "--prompt", PROMPT, "--sort", "mean_distance", "--top", "4", "--out", str(tmp_path)]
+        )
+        == 0
+    )
+    rows = re.findall(r"^ *(L\dH\d) +(\d+\.\d+)", capsys.readouterr().out, re.MULTILINE)
+    frame = pd.read_csv(tmp_path / "heads.csv").nlargest(4, "mean_distance")
+    assert rows == [(f"L{r.layer:.0f}H{r.head:.0f}", f"{r.mean_distance:.3f}") for r in frame.itertuples()]
+
+
+def test_the_scores_to_sort_by_are_those_of_the_results(folder: Path, tmp_path: Path) -> None:
+    for command, scores, arguments in (
+        ("heads", HEAD_SCORES, ["--random", "--length", "8", "--sequences", "2"]),
+        ("induction", INDUCTION_SCORES, ["--length", "8", "--sequences", "2"]),
+        ("sinks", SINK_SCORES, ["--random", "--length", "10", "--sequences", "2"]),
+    ):
+        assert cli.main([command, str(folder), *arguments, "--out", str(tmp_path)]) == 0
+        assert set(scores) <= set(pd.read_csv(tmp_path / f"{command}.csv"))
+
+
+def test_max_tokens_keeps_the_beginning_of_a_text_file(folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a b c d e f g " * 40, encoding="utf-8")
+    assert (
+        cli.main(["heads", str(folder), "--text", str(text), "--max-tokens", "50", "--out", str(tmp_path / "cut")]) == 0
+    )
+    assert cli.main(["heads", str(folder), "--prompt", "a b c d e f g " * 7, "--out", str(tmp_path / "short")]) == 0
+    cut, short = load_result(tmp_path / "cut" / "heads"), load_result(tmp_path / "short" / "heads")
+    assert isinstance(cut, HeadStatistics) and cut.provenance.inputs_sha256 == short.provenance.inputs_sha256
+
+
+def test_a_long_text_becomes_sequences_for_sinks(folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a b c d e f g " * 40, encoding="utf-8")  # 280 tokens, far beyond the context
+    assert cli.main(["sinks", str(folder), "--text", str(text), "--out", str(tmp_path)]) == 0
+    assert load_result(tmp_path / "sinks").provenance.n_sequences == 280 // 63
+    assert cli.main(["sinks", str(folder), "--text", str(text), "--max-tokens", "128", "--out", str(tmp_path)]) == 0
+    assert load_result(tmp_path / "sinks").provenance.n_tokens == 128
+
+
+def test_results_replace_their_namesakes_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "heads.csv").write_text("old")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert cli.main(["heads", str(folder), "--prompt", PROMPT, "--out", str(tmp_path)]) == 0
+    assert len(pd.read_csv(tmp_path / "heads.csv")) == 6
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not [name for name in files(tmp_path) if name.startswith(".")]
+
+
+def test_models_and_fetch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^ *demo +ready .*MIT", printed, re.MULTILINE) and "smollm2-135m" in printed
+    assert cli.main(["fetch", "demo"]) == 0
+    assert "demo is in " in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert re.fullmatch(r"workbench \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+# What is refused: one line, exit code 1, nothing written
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command that must be refused and returns what it says."""
+
+    def run(*arguments: str | Path, out: bool = True) -> str:
+        capsys.readouterr()
+        target = tmp_path / "never" / "written"
+        extra = ["--out", str(target)] if out else []
+        assert cli.main([*map(str, arguments), *extra]) == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith("workbench: ") and printed.err.count("\n") == 1 and printed.err.endswith("\n")
+        assert not target.parent.exists()
+        assert not [name for name in files(tmp_path) if name.split("/")[-1].startswith(".workbench-")]
+        return printed.err
+
+    return run
+
+
+def test_an_unknown_model_is_met_with_near_names(refused: Refused) -> None:
+    assert "did you mean demo?" in refused("heads", "dem0", "--prompt", "a")
+    assert "did you mean smollm2-135m?" in refused("induction", "smollm2-135")
+    assert "did you mean smollm2-135m?" in refused("fetch", "smolm2-135m", out=False)
+    assert "there is no folder or file ./nowhere" in refused("sinks", "./nowhere", "--prompt", "a")
+
+
+def test_folders_that_hold_no_model(refused: Refused, tmp_path: Path, folder: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no config.json" in refused("heads", empty, "--prompt", "a")
+    (empty / "config.json").write_text((folder / "config.json").read_text())
+    assert "has no weights" in refused("heads", empty, "--prompt", "a")
+
+
+def test_truncated_weights(refused: Refused, tmp_path: Path, folder: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((folder / "config.json").read_text())
+    content = (folder / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(content[: len(content) // 2])
+    assert "truncated" in refused("heads", broken, "--prompt", "a")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    assert "model.gguf" in refused("heads", tmp_path / "model.gguf", "--prompt", "a")
+
+
+def test_architectures_and_attributes_that_would_give_wrong_numbers(
+    refused: Refused, tmp_path: Path, folder: Path
+) -> None:
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (odd / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (odd / "config.json").write_text(
+        json.dumps(config | {"model_type": "mamba", "architectures": ["MambaForCausalLM"]})
+    )
+    assert "amba" in refused("heads", odd, "--prompt", "a")
+    (odd / "config.json").write_text(json.dumps(config | {"new_kind_of_attention": True}))
+    assert "new_kind_of_attention" in refused("heads", odd, "--prompt", "a")
+
+
+def test_texts_that_cannot_be_analysed(refused: Refused, tmp_path: Path, folder: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes("Größe".encode("latin1"))
+    assert "not UTF-8" in refused("heads", folder, "--text", text)
+    assert "No such file" in refused("heads", folder, "--text", tmp_path / "absent.txt")
+    assert "Is a directory" in refused("sinks", folder, "--text", tmp_path)
+    text.write_text("a " * 200)
+    assert "201 tokens" in (said := refused("heads", folder, "--text", text)) and "--max-tokens" in said
+    for empty in ("", "  \n "):
+        assert "is empty" in refused("heads", folder, "--prompt", empty)
+        text.write_text(empty)
+        assert "is empty" in refused("sinks", folder, "--text", text)
+    assert "later queries" in refused("sinks", folder, "--prompt", "a b c")
+
+
+def test_options_that_do_not_fit_the_model(
+    refused: Refused, tmp_path: Path, folder: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    assert "choose a smaller length" in refused("induction", folder, "--length", "90")
+    assert "--device nonsense cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "nonsense")
+    silent = save_model(tmp_path / "silent", None)
+    assert "has no tokenizer" in refused("heads", silent, "--prompt", "a")
+    small = save_model(tmp_path / "small-vocabulary", tokenizer, vocab_size=7)
+    assert "vocabulary has 7" in refused("heads", small, "--prompt", "a b c d e f g h")
+
+
+def test_an_unwritable_folder_is_refused_before_anything_is_computed(
+    refused: Refused,
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workbench.loading.pretrained.load_pretrained", lambda *a, **k: pytest.fail("too early"))
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/results")):
+        said = refused("heads", folder, "--prompt", "a", "--out", target, out=False)
+        assert f"cannot write into {target}" in said and "folder" in said
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_missing_extra_says_how_to_install_it(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert "pip install 'attention-workbench[app]'" in refused("app", out=False)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "No space left on device", "heads.npz"), 1, "No space left on device"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 1, "not enough memory"),
+    ],
+    ids=["interrupted", "disk full", "out of memory"],
+)
+def test_what_fails_on_the_way_leaves_nothing_behind(
+    raised: BaseException, code: int, said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fail(*arguments: object, **options: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("workbench.analyses.figures.write_html", fail)  # after the result and the table are written
+    assert cli.main(["heads", str(folder), "--prompt", PROMPT, "--out", str(tmp_path / "out")]) == code
+    printed = capsys.readouterr()
+    assert said in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+    assert files(tmp_path) == set()
+
+
+def test_a_bug_is_no_user_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr("workbench.loading.pretrained.load_pretrained", fail)
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        cli.main(["heads", str(folder), "--prompt", PROMPT])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["heads"],
+        ["heads", "demo"],
+        ["heads", "demo", "--prompt", "a", "--random"],
+        ["heads", "demo", "--prompt", "a", "--max-tokens", "0"],
+        ["heads", "demo", "--prompt", "a", "--max-tokens", "ten"],
+        ["heads", "demo", "--prompt", "a", "--sort", "nonsense"],
+        ["induction", "demo", "--sequences", "-1"],
+        ["app", "--port", "99999"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("usage: workbench") and "Traceback" not in printed.err
+
+
+# As a process
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$@" | true; exit ${PIPESTATUS[0]}', "bash", *COMMAND, "models"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupted_process_cleans_up(folder: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "induction", str(folder), "--length", "40", "--sequences", "4000", "--out", str(tmp_path / "out")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        while not files(tmp_path):  # the folder that results are gathered in
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM and out == "" and "Traceback" not in err
+    assert files(tmp_path) == set()
+
+
+def test_the_app_takes_the_next_free_port_and_stops_on_interrupt() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = subprocess.Popen(
+            [*COMMAND, "app", "--no-browser", "--port", str(port)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            first, second = process.stdout.readline(), process.stdout.readline()
+            found = re.fullmatch(rf"Port {port} is taken; using (\d+).\n", first)
+            assert found and int(found[1]) > port
+            address = f"http://127.0.0.1:{found[1]}/"
+            assert address in second
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                assert answer.status == 200 and b"Attention Workbench" in answer.read()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
