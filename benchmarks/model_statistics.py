@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 import torch
@@ -41,9 +42,9 @@ def variant(name: str, n_tokens: int) -> Callable[[], object]:
     assert tokens.shape[1] == n_tokens
     request = StatisticsRequest.all(tokens)
     if name == "plain":
-        return lambda: model(tokens, return_type=None)
+        return partial(model, tokens, return_type=None)
     if name == "statistics":
-        return lambda: model.run_with_statistics(tokens, request, return_type=None)
+        return partial(model.run_with_statistics, tokens, request, return_type=None)
     del model
     return peer(name, tokens, request)
 
