@@ -25,7 +25,7 @@ class HeadStatistics(Result):
     """
 
     kind: ClassVar[str] = "head_statistics"
-    figure_kinds: ClassVar[tuple[str, ...]] = ("map", "scatter", "received")
+    all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "scatter", "received")
     frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
 
     @property
@@ -39,6 +39,7 @@ class HeadStatistics(Result):
         Raises:
             ValueError: an unknown score, or one that no row of these inputs is defined for.
         """
+        score = self._default("prefix_matching", "entropy") if score is None else score
         values = self._score(score)
         order = np.argsort(-values, axis=None, kind="stable")[:n]
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, values.shape), strict=True)]
@@ -52,7 +53,7 @@ class HeadStatistics(Result):
                 f"{self[name].mean():>14.3f}{self.coverage[name]:>11.0%}"
             )
         if absent := [name for name in SCORES if name not in self.score_names]:
-            lines.append(f"Not defined on these inputs, as no token occurs twice: {', '.join(absent)}.")
+            lines.append(f"Without a value, as no query of these inputs counts: {', '.join(absent)}.")
         if self.provenance.n_sequences < MIN_FOR_INTERVAL:
             lines.append(f"Fewer than {MIN_FOR_INTERVAL} sequences: no intervals.")
         return "\n".join(lines)
@@ -61,25 +62,30 @@ class HeadStatistics(Result):
         if name not in SCORES:
             raise ValueError(f"score must be one of {', '.join(SCORES)}, got {name!r}")
         if name not in self.score_names:
-            raise ValueError(f"{name} has no query row in these inputs: no token occurs twice")
+            raise ValueError(f"no query of these inputs counts for {name}: {self.quantities[name].definition}")
         return self[name]
+
+    def _default(self, score: str, otherwise: str) -> str:
+        """A score, or another where no row of the inputs is defined for it."""
+        return score if score in self.score_names else otherwise
 
     def _label(self, score: str) -> str:
         from workbench.analyses.figures import axis_label
 
         return axis_label(score, self.quantities[score].unit)
 
-    def _figure_map(self, *, score: str = "prefix_matching", theme: str = "light") -> go.Figure:
+    def _figure_map(self, *, score: str | None = None, theme: str = "light") -> go.Figure:
         from workbench.analyses import figures
 
+        score = self._default("prefix_matching", "entropy") if score is None else score
         values = self._score(score)
         return figures.head_map(values, label=self._label(score), upper=SCORES[score].upper, theme=theme)
 
-    def _figure_scatter(
-        self, *, x: str = "previous_token", y: str = "prefix_matching", theme: str = "light"
-    ) -> go.Figure:
+    def _figure_scatter(self, *, x: str | None = None, y: str | None = None, theme: str = "light") -> go.Figure:
         from workbench.analyses import figures
 
+        x = self._default("previous_token", "entropy") if x is None else x
+        y = self._default("prefix_matching", "sink_mass") if y is None else y
         return figures.head_scatter(
             self._score(x), self._score(y), x_label=self._label(x), y_label=self._label(y), theme=theme
         )

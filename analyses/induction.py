@@ -50,8 +50,12 @@ class InductionHeads(Result):
     """
 
     kind: ClassVar[str] = "induction_heads"
-    figure_kinds: ClassVar[tuple[str, ...]] = ("map", "loss", "ablation")
+    all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "loss", "ablation")
     frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
+
+    @property
+    def figure_kinds(self) -> tuple[str, ...]:
+        return self.all_figure_kinds if "verdict" in self else ("map", "loss")
 
     def top(self, n: int = 5) -> list[Head]:
         """(layer, head) of the ``n`` heads with the highest prefix-matching score, in order."""
@@ -118,8 +122,6 @@ class InductionHeads(Result):
     def _figure_ablation(self, *, theme: str = "light") -> go.Figure:
         from workbench.analyses import figures
 
-        if "verdict" not in self:
-            raise ValueError("no head was ablated (n_ablated=0)")
         return figures.effects(
             [str(name) for name in self.coordinates["ablated"]],
             {

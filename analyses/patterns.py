@@ -31,7 +31,7 @@ class HeadPattern(Result):
     """
 
     kind: ClassVar[str] = "head_pattern"
-    figure_kinds: ClassVar[tuple[str, ...]] = ("pattern",)
+    all_figure_kinds: ClassVar[tuple[str, ...]] = ("pattern",)
     frame_axes: ClassVar[tuple[str, ...]] = ("query block", "key block")
 
     @property

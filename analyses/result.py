@@ -101,7 +101,7 @@ class Result:
     """
 
     kind: ClassVar[str]
-    figure_kinds: ClassVar[tuple[str, ...]]  # the first is the default
+    all_figure_kinds: ClassVar[tuple[str, ...]]  # the first is the default
     frame_axes: ClassVar[tuple[str, ...]]  # of the default frame
 
     quantities: Mapping[str, Quantity]
@@ -120,6 +120,11 @@ class Result:
             plain = json.loads(json.dumps(dict(getattr(self, name)), allow_nan=False))
             object.__setattr__(self, name, MappingProxyType(plain))
         object.__setattr__(self, "quantities", MappingProxyType(dict(self.quantities)))
+
+    @property
+    def figure_kinds(self) -> tuple[str, ...]:
+        """The figures that this result can draw, the default first."""
+        return self.all_figure_kinds
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.quantities:

@@ -29,7 +29,7 @@ class AttentionSinks(Result):
     """
 
     kind: ClassVar[str] = "attention_sinks"
-    figure_kinds: ClassVar[tuple[str, ...]] = ("map", "positions", "norms")
+    all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "positions", "norms")
     frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
 
     @property

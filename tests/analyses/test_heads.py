@@ -10,6 +10,7 @@ from torch import Tensor
 
 from workbench import HookedTransformer
 from workbench.analyses import HeadStatistics, head_statistics
+from workbench.analyses.labels import HEAD_SCORES
 from workbench.analyses.scores import SCORES
 
 
@@ -97,6 +98,10 @@ def padded(tokens: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows), torch.tensor(mask)
 
 
+def test_every_score_has_a_name_for_people() -> None:
+    assert set(HEAD_SCORES) == set(SCORES)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_every_score_is_what_its_definition_gives(random_model: HookedTransformer, side: str) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -144,10 +149,12 @@ def test_without_a_repeated_token_induction_is_undefined_and_says_so(random_mode
     found = head_statistics(random_model, torch.arange(20))
     assert np.isnan(found["prefix_matching"]).all() and found.coverage["prefix_matching"] == 0.0
     assert "prefix_matching" not in found.score_names
-    assert "no token occurs twice: prefix_matching" in found.summary()
-    for refused in (lambda: found.figure("map"), lambda: found.figure("scatter"), lambda: found.top("duplicate_token")):
-        with pytest.raises(ValueError, match="no token occurs twice"):
+    assert "no query of these inputs counts: prefix_matching" in found.summary()
+    for refused in (lambda: found.figure("map", score="prefix_matching"), lambda: found.top("duplicate_token")):
+        with pytest.raises(ValueError, match="no query of these inputs counts"):
             refused()
+    assert "entropy" in found.figure("map").data[0].colorbar.title.text
+    assert found.figure("scatter").layout.yaxis.title.text == "sink mass"
 
 
 def test_intervals_come_from_twenty_sequences_on(random_model: HookedTransformer) -> None:

@@ -31,7 +31,7 @@ def spans(n: int) -> st.SearchStrategy[tuple[int, int]]:
     return st.tuples(st.integers(0, n - 1), st.integers(1, n)).filter(lambda span: span[0] < span[1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(queries=spans(N), keys=spans(N), max_cells=st.integers(1, 40), pooling=st.sampled_from(["max", "mean"]))
 def test_every_cell_is_what_its_block_holds(
     random_model: HookedTransformer, tokens: torch.Tensor, whole: np.ndarray, queries, keys, max_cells, pooling

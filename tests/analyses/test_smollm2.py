@@ -81,7 +81,7 @@ def test_every_head_agrees_with_hugging_face(
 
 
 def test_the_best_known_induction_head_leads_and_is_causal(model: HookedTransformer) -> None:
-    found = induction_heads(model, length=32, n_sequences=3, spacing="random gaps", n_ablated=1)
+    found = induction_heads(model, length=24, n_sequences=3, spacing="random gaps", n_ablated=1)
     assert found.top(1) == [(18, 6)]
     assert found["verdict"][0] == "induction" and found["mean_effect"][0] > 1
     first, second = found["copy_loss"]
