@@ -4,8 +4,6 @@ from __future__ import annotations
 
 HEAD_SCORES = {
     "prefix_matching": "Prefix matching",
-    "prefix_matching_latest": "Prefix matching, latest",
-    "prefix_matching_per_entry": "Prefix matching, per entry",
     "previous_token": "Previous token",
     "duplicate_token": "Duplicate token",
     "sink_mass": "Sink mass",
@@ -15,8 +13,10 @@ HEAD_SCORES = {
     "max_weight": "Maximum weight",
     "mean_distance": "Mean distance",
     "key_concentration": "Key concentration",
+    "prefix_matching_latest": "Prefix matching, latest",
+    "prefix_matching_per_entry": "Prefix matching, per entry",
 }
-INDUCTION_SCORES = dict(list(HEAD_SCORES.items())[:5])
+INDUCTION_SCORES = {name: label for name, label in HEAD_SCORES.items() if name.startswith(("prefix", "prev", "dup"))}
 SINK_SCORES = {
     "sink_weight": "Weight on the sink",
     "head_sink_rate": "Sink rate of the head",

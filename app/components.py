@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,8 +29,11 @@ def card(
     return html.Section([head, *content, *foot], className=f"card {className}")
 
 
-def graph(id: str, label: str, height: int) -> html.Div:
-    """A figure to be filled by a callback; ``label`` tells those who cannot see it what it is."""
+def graph(id: str, label: str, height: int, *, square: bool = False) -> html.Div:
+    """A figure to be filled by a callback; ``label`` tells those who cannot see it what it is.
+
+    A ``square`` figure does not grow with the window's width.
+    """
     unneeded = ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
     config = figures.config(id) | {"modeBarButtonsToRemove": unneeded, "showTips": False}
     return html.Div(
@@ -37,6 +41,7 @@ def graph(id: str, label: str, height: int) -> html.Div:
         role="group",
         **{"aria-label": label},
         className="graph",
+        style={"maxWidth": f"{1.4 * height:.0f}px"} if square else {},
     )
 
 
@@ -116,7 +121,7 @@ def table(id: str, label: str, height: int) -> html.Div:
             defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True, "minWidth": 62},
             dashGridOptions={
                 "rowHeight": 30,
-                "headerHeight": 34,
+                "headerHeight": 42,
                 "animateRows": False,
                 "suppressCellFocus": False,
                 "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
@@ -155,7 +160,19 @@ def plain_table(titles: Sequence[str], rows: Sequence[Sequence[str]], caption: s
 
 def definitions(entries: Sequence[tuple[str, str]]) -> html.Dl:
     """Terms and what they mean."""
-    return html.Dl([part for term, meaning in entries for part in (html.Dt(term), html.Dd(meaning))])
+    return html.Dl([part for term, meaning in entries for part in (html.Dt(term), html.Dd(typeset(meaning)))])
+
+
+def typeset(text: str) -> list[Any]:
+    """Text whose p_ij becomes p with an index."""
+    parts = re.split(r"_(\w+)", text)
+    return [html.Sub(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def about_score(label: str, quantity: Any) -> list[Any]:
+    """What a score means, in the words of the result that holds it."""
+    unit = "" if quantity.unit in ("", "share of 1") else f" Unit: {quantity.unit}."
+    return typeset(f"{label}: {quantity.definition}.{unit}")
 
 
 def message(kind: str, title: str, text: str, *, details: str = "") -> dmc.Alert:

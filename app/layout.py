@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -51,11 +51,11 @@ INDEX = f"""<!DOCTYPE html>
 </html>"""
 
 
-def document(session: str, view: View, models: Sequence[str]) -> Any:
+def document(session: str, view: View, models: Mapping[str, str]) -> Any:
     """The whole page for one session.
 
     Args:
-        models: the names that the model field suggests.
+        models: the names that the model field suggests, and what each is.
     """
     return dmc.MantineProvider(
         theme=THEME,
@@ -76,7 +76,7 @@ def document(session: str, view: View, models: Sequence[str]) -> Any:
     )
 
 
-def _sidebar(view: View, models: Sequence[str]) -> html.Aside:
+def _sidebar(view: View, models: Mapping[str, str]) -> html.Aside:
     brand = html.Div(
         className="brand",
         children=[
@@ -120,7 +120,7 @@ def _sidebar(view: View, models: Sequence[str]) -> html.Aside:
     )
 
 
-def _input_form(view: View, models: Sequence[str]) -> html.Div:
+def _input_form(view: View, models: Mapping[str, str]) -> html.Div:
     order = ["label", "input", "description", "error"]
     return html.Div(
         className="input-form",
@@ -131,6 +131,8 @@ def _input_form(view: View, models: Sequence[str]) -> html.Div:
                 id="model",
                 label="Model",
                 data=list(models),
+                filter={"function": "everyModel"},
+                renderOption={"function": "modelOption", "options": {"about": dict(models)}},
                 value=view.model,
                 description="A name, a folder, a GGUF file or a Hugging Face id",
                 inputWrapperOrder=order,

@@ -93,7 +93,11 @@ class QuietHandler(WSGIRequestHandler):
 def _services(model: str, models: ModelStore | None) -> Services:
     from workbench.loading.sources import list_models
 
-    return Services(models or ModelStore(), View(model=model), [known.name for known in list_models()])
+    about = {}
+    for known in list_models():
+        missing = "" if known.fetched else ", fetched on first use"
+        about[known.name] = f"{known.description}. {known.n_bytes / 1e6:,.0f} MB{missing}"
+    return Services(models or ModelStore(), View(model=model), about)
 
 
 def _app_of(services: Services) -> Dash:

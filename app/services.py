@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,13 +21,13 @@ class Services:
 
     Args:
         default: what a page shows whose address says nothing.
-        known_models: the names that the model field suggests.
+        known_models: the names that the model field suggests, and what each is.
     """
 
-    def __init__(self, models: ModelStore, default: View, known_models: Sequence[str]) -> None:
+    def __init__(self, models: ModelStore, default: View, known_models: Mapping[str, str]) -> None:
         self.models = models
         self.default = default
-        self.known_models = tuple(known_models)
+        self.known_models = dict(known_models)
         self.jobs = JobRunner()
         self.texts = TextStore()
 

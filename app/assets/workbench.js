@@ -71,8 +71,8 @@
     const keys = [];
     panel.querySelectorAll(".token").forEach((key) => {
       const weight = Number.isFinite(weights[key.dataset.k]) ? weights[key.dataset.k] : 0;
-      key.style.setProperty("--w", Math.min(1, weight).toFixed(3));
-      key.classList.toggle("strong", weight > 0.6);
+      key.style.setProperty("--w", Math.sqrt(Math.min(1, weight)).toFixed(3));
+      key.classList.toggle("strong", weight > 0.4);
       if (key.dataset.k !== undefined) keys.push([weight, key]);
     });
     keys.sort((one, other) => other[0] - one[0]);
@@ -148,6 +148,20 @@
     const [old, now] = [new URLSearchParams(before), new URLSearchParams(after)];
     return STEPS.some((name) => old.get(name) !== now.get(name) && !(HEAD.includes(name) && !old.has(name)));
   }
+
+  // The model field offers all known models whatever it holds, and says what each is.
+  window.dashMantineFunctions = Object.assign({}, window.dashMantineFunctions, {
+    everyModel: ({ options }) => options,
+    modelOption: function ({ option }, { about }) {
+      const line = (className, text) => window.React.createElement("div", { className }, text);
+      return window.React.createElement(
+        "div",
+        null,
+        line("option-name", option.value),
+        line("option-about", about[option.value])
+      );
+    },
+  });
 
   // Tab leaves a table at once; arrow keys walk through its cells.
   window.dashAgGridFunctions = Object.assign({}, window.dashAgGridFunctions, { leaveTable: () => false });

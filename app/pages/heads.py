@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, html
 
 from workbench.analyses.labels import HEAD_SCORES
-from workbench.app.components import card, empty_figure, graph, on_card, select, table
+from workbench.app.components import about_score, card, empty_figure, graph, on_card, select, table
 from workbench.app.jobs import Task
 from workbench.app.selection import choose_on_click, frame_head
 from workbench.app.services import Services
@@ -55,7 +55,7 @@ def layout(view: View) -> list[Any]:
     )
     detail = card(
         html.Span("Pattern", id="heads-pattern-title"),
-        graph("heads-pattern", "Attention pattern of the chosen head", TALL),
+        graph("heads-pattern", "Attention pattern of the chosen head", TALL, square=True),
         note=html.Span("", id="heads-pattern-note", role="status"),
     )
     numbers = card(
@@ -64,11 +64,11 @@ def layout(view: View) -> list[Any]:
         note="Click a title to sort, or a row to look at its head.",
     )
     scatter = card(
-        "Two scores against each other",
+        "Two scores",
         graph("heads-scatter", "Scatter of two scores, one point per head", TALL),
         controls=[
-            select("scatter-x", "Score on the horizontal axis", view.x, HEAD_SCORES, width=150),
-            select("scatter-y", "Score on the vertical axis", view.y, HEAD_SCORES, width=150),
+            select("scatter-x", "Score on the horizontal axis", view.x, HEAD_SCORES, width=160),
+            select("scatter-y", "Score on the vertical axis", view.y, HEAD_SCORES, width=160),
         ],
         note="The colour is the layer.",
     )
@@ -95,7 +95,8 @@ def register(app: Dash, services: Services) -> None:
     @app.callback(Output("heads-map", "figure"), Output("heads-note", "children"), Output("score", "data"), *drawn)
     def draw_map(ready: str, query: str, scheme: str) -> Any:
         view, result = statistics(query)
-        return score_map(result, view, scheme), definition(result, view.score), score_options(result)
+        about = about_score(HEAD_SCORES[view.score], result.quantities[view.score])
+        return score_map(result, view, scheme), about, score_options(result)
 
     @app.callback(Output("heads-scatter", "figure"), Output("scatter-x", "data"), Output("scatter-y", "data"), *drawn)
     def draw_scatter(ready: str, query: str, scheme: str) -> Any:
@@ -137,16 +138,8 @@ def register(app: Dash, services: Services) -> None:
 def preview(pattern: Any, scheme: str) -> go.Figure:
     """The pattern without its tokens, which are read on the page of its own."""
     figure = on_card(pattern.figure(theme=scheme), TALL)
-    figure.update_xaxes(showticklabels=False, ticks="")
-    return figure.update_yaxes(showticklabels=False, ticks="")
-
-
-def definition(result: Any, score: str) -> str:
-    """What the score means, or why it has no value."""
-    if score not in result.score_names:
-        return ""
-    about = result.quantities[score]
-    return f"{HEAD_SCORES[score]}: {about.definition}. Unit: {about.unit}."
+    figure.update_xaxes(showticklabels=False, ticks="").update_yaxes(showticklabels=False, ticks="")
+    return figure.update_layout(xaxis4_title="", yaxis_title="")  # of the bars: their page names them
 
 
 def score_options(result: Any) -> list[dict[str, Any]]:
@@ -194,7 +187,7 @@ def score_table(result: Any) -> tuple[list[dict], list[dict]]:
             "headerName": HEAD_SCORES[name],
             "headerTooltip": result.quantities[name].definition,
             "type": "rightAligned",
-            "width": 128,
+            "width": 112,
             "wrapHeaderText": True,
             "valueFormatter": three_digits,
             "sortingOrder": ["desc", "asc", None],

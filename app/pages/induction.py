@@ -8,7 +8,7 @@ import numpy as np
 from dash import Dash, Input, Output, html
 
 from workbench.analyses.labels import INDUCTION_SCORES
-from workbench.app.components import card, graph, number, on_card, plain_table, select, tiles
+from workbench.app.components import about_score, card, graph, number, on_card, plain_table, select, tiles
 from workbench.app.jobs import Task
 from workbench.app.selection import choose_on_click, frame_head
 from workbench.app.services import Services
@@ -115,7 +115,7 @@ def register(app: Dash, services: Services) -> None:
         heads = frame_head(result.figure("map", score=score, theme=scheme), view)
         return (
             on_card(heads, TALL, revision="map"),
-            f"{INDUCTION_SCORES[score]}: {result.quantities[score].definition}.",
+            about_score(INDUCTION_SCORES[score], result.quantities[score]),
             on_card(result.figure("loss", theme=scheme), TALL, revision="loss"),
             on_card(result.figure("ablation", theme=scheme), TALL, revision="ablation"),
             numbers_that_matter(result),

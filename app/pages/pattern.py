@@ -45,7 +45,7 @@ TALL = 640
 def layout(view: View) -> list[Any]:
     pattern = card(
         html.Span("Pattern", id="pattern-title"),
-        graph("pattern-map", "Attention pattern: queries down, keys across", TALL),
+        graph("pattern-map", "Attention pattern: queries down, keys across", TALL, square=True),
         controls=[
             select("pooling", "How blocks are pooled", view.pooling, {"max": "Maximum", "mean": "Mean"}, width=110),
             select("scale", "Colour scale", view.scale, {"linear": "Linear colour", "sqrt": "√ colour"}, width=130),

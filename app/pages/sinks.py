@@ -8,7 +8,7 @@ import numpy as np
 from dash import Dash, Input, Output, html
 
 from workbench.analyses.labels import SINK_SCORES
-from workbench.app.components import card, graph, on_card, plain_table, select, tiles
+from workbench.app.components import about_score, card, graph, on_card, plain_table, select, tiles
 from workbench.app.jobs import Task
 from workbench.app.selection import choose_on_click, frame_head
 from workbench.app.services import SINK_LENGTH, Services
@@ -81,7 +81,7 @@ def register(app: Dash, services: Services) -> None:
         heads = frame_head(result.figure("map", score=score, theme=scheme), view)
         return (
             on_card(heads, TALL, revision="map"),
-            f"{SINK_SCORES[score]}: {result.quantities[score].definition}.",
+            about_score(SINK_SCORES[score], result.quantities[score]),
             on_card(result.figure("positions", theme=scheme), TALL, revision="positions"),
             on_card(result.figure("norms", theme=scheme), TALL, revision="norms"),
             numbers_that_matter(result),
