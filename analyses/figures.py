@@ -21,6 +21,7 @@ SCORE_SCALE, SIGNED_SCALE = "cividis", "RdBu_r"
 # Okabe & Ito's palette: told apart with any colour vision.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 CELLS_WITH_TEXT = 400  # a map with at most so many cells prints its values
+CELLS_THAT_FIT = 420  # plotly drops cells where there are more of them than pixels; wider maps get a larger figure
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ def pattern_map(
     """One head's attention with a bar strip per key above and per query on the right.
 
     Args:
-        cells: [query, key], NaN where the mask hides the whole cell.
+        cells: [query, key], NaN where the mask hides the whole cell; the figure grows until each has a pixel.
         query_labels, key_labels: unique, one per row and column.
         scale: "sqrt" colours by the square root, which shows what a dominant sink column hides.
     """
@@ -335,6 +336,8 @@ def pattern_map(
         heatmap.update(customdata=cells, hovertemplate="query %{y}<br>key %{x}<br>%{customdata:.4f}<extra></extra>")
     figure.add_trace(heatmap, 2, 1)
     longest = max(len(query_labels), len(key_labels))
+    if longest > CELLS_THAT_FIT:
+        figure.update_layout(width=CELLS_THAT_FIT + longest, height=CELLS_THAT_FIT + longest - 60)
     small = {"tickfont_size": min(11, max(8, 420 // longest))}
     few = {"nticks": 3, "rangemode": "tozero", "tickfont_size": 10}
     figure.update_xaxes(type="category", showgrid=False, nticks=12 if longest > 64 else None, col=1)

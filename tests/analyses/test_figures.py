@@ -139,3 +139,35 @@ def test_a_browser_shows_the_file_without_running_tokens(page: Page, tmp_path: P
     buttons = page.locator(".modebar-btn").evaluate_all("nodes => nodes.map(n => n.getAttribute('data-title'))")
     assert any("svg" in title.lower() or "download" in title.lower() for title in buttons)
     assert not any("share" in title.lower() for title in buttons)
+
+
+PIXELS = """async () => {
+  const picture = document.querySelector('.heatmaplayer image')
+  const image = new Image()
+  image.src = picture.getAttribute('href') || picture.getAttributeNS('http://www.w3.org/1999/xlink', 'href')
+  await image.decode()
+  const canvas = document.createElement('canvas')
+  canvas.width = image.width
+  canvas.height = image.height
+  const context = canvas.getContext('2d')
+  context.drawImage(image, 0, 0)
+  const data = context.getImageData(0, 0, image.width, image.height).data
+  const bright = (x, y) => data[4 * (y * image.width + x)] > 200
+  const rows = [...Array(image.height).keys()].filter(y => [...Array(image.width).keys()].some(x => bright(x, y)))
+  const columns = [...Array(image.width).keys()].filter(x => [...Array(image.height).keys()].some(y => bright(x, y)))
+  return [rows.length / image.height, columns.length / image.width, image.width, image.height]
+}"""
+
+
+def test_a_stripe_one_cell_wide_is_drawn_in_every_row_and_column(page: Page, tmp_path: Path) -> None:
+    n = 512
+    labels = [str(i) for i in range(n)]
+    figure = figures.pattern_map(
+        np.eye(n), query_labels=labels, key_labels=labels, query_marginal=np.ones(n), key_marginal=np.ones(n),
+        query_marginal_label="a", key_marginal_label="b", label="weight",
+    )  # fmt: skip
+    page.set_content(figures.write_html(figure, tmp_path / "stripe.html").read_text(encoding="utf-8"))
+    page.wait_for_selector(".heatmaplayer image")
+    rows, columns, width, height = page.evaluate(PIXELS)
+    assert rows == columns == 1.0
+    assert min(width, height) >= n

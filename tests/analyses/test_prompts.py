@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.analyses import chunked_text, repeated_random_tokens
@@ -30,6 +30,7 @@ def model_with(d_vocab: int, n_ctx: int = 512, tokenizer: Any = None) -> Any:
     return SimpleNamespace(cfg=SimpleNamespace(d_vocab=d_vocab, n_ctx=n_ctx), tokenizer=tokenizer)
 
 
+@settings(deadline=None)
 @given(length=st.integers(2, 20), n_copies=st.integers(2, 3), gaps=st.booleans(), seed=st.integers(0, 99))
 def test_tokens_repeat_as_they_say(length: int, n_copies: int, gaps: bool, seed: int) -> None:
     spacing = "random gaps" if gaps else "fixed"

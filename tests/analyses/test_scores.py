@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.analyses.running import Sequences
 from workbench.analyses.scores import earlier_occurrences
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=3))
 def test_earlier_occurrences_are_counted_by_their_definition(rows: list[list[int]]) -> None:
     width = max(map(len, rows))
