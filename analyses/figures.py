@@ -21,6 +21,7 @@ SCORE_SCALE, SIGNED_SCALE = "cividis", "RdBu_r"
 # Okabe & Ito's palette: told apart with any colour vision.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 CELLS_WITH_TEXT = 400  # a map with at most so many cells prints its values
+LABELS_THAT_FIT = 48  # so many tokens all get their label
 CELLS_THAT_FIT = 420  # plotly drops cells where there are more of them than pixels; wider maps get a larger figure
 
 
@@ -340,6 +341,10 @@ def pattern_map(
         figure.update_layout(width=CELLS_THAT_FIT + longest, height=CELLS_THAT_FIT + longest - 60)
     small = {"tickfont_size": min(11, max(8, 420 // longest))}
     few = {"nticks": 3, "rangemode": "tozero", "tickfont_size": 10}
+    if longest <= LABELS_THAT_FIT:
+        figure.update_xaxes(dtick=1, tickangle=90, row=2, col=1)
+        figure.update_yaxes(dtick=1, row=2, col=1)
+    figure.update_layout(bargap=0)
     figure.update_xaxes(type="category", showgrid=False, nticks=12 if longest > 64 else None, col=1)
     figure.update_yaxes(
         type="category", showgrid=False, nticks=24 if longest > 64 else None, autorange="reversed", row=2
