@@ -52,7 +52,7 @@ def differentiable_attention(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -
         return weights @ values, lse
 
     blocks = [
-        checkpoint(attend, queries, keys, values, rows, use_reentrant=False)
+        checkpoint(attend, queries, keys, values, rows, use_reentrant=False, preserve_rng_state=False)
         for rows in torch.arange(q.shape[2], device=q.device).split(_ROWS)
     ]
     z, lse = zip(*blocks, strict=True)
