@@ -7,6 +7,7 @@ import threading
 import uuid
 import webbrowser
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import flask
@@ -15,7 +16,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from workbench.app import registry, shell
 from workbench.app.layout import INDEX, document
-from workbench.app.models import ModelStore
+from workbench.app.models import ModelStore, load_model
 from workbench.app.services import Services
 from workbench.app.state import View
 from workbench.errors import WorkbenchError
@@ -31,13 +32,15 @@ def create_app(*, model: str = "demo", models: ModelStore | None = None) -> Dash
         model: what it opens on: a name that ``workbench models`` lists, a folder, a GGUF file or a Hugging Face id.
         models: where models are loaded and kept; None makes a store of its own.
     """
-    return _app_of(_services(model, models))
+    return _app_of(_services(model, models or ModelStore()))
 
 
-def serve(*, model: str = "demo", port: int = 8050, open_browser: bool = True, say: Callable[[str], None]) -> None:
+def serve(*, model: str, device: str, port: int, open_browser: bool, say: Callable[[str], None]) -> None:
     """Runs the dashboard on this machine until it is interrupted.
 
     Args:
+        model: what it opens on, as for ``create_app``.
+        device: where models run.
         port: where to listen; when it is taken, the next free port.
         say: told in words where the dashboard is.
 
@@ -46,7 +49,7 @@ def serve(*, model: str = "demo", port: int = 8050, open_browser: bool = True, s
     """
     listener = listen(port)
     url = f"http://{HOST}:{listener.getsockname()[1]}/"
-    services = _services(model, None)
+    services = _services(model, ModelStore(load=partial(load_model, device=device)))
     server = make_server(
         HOST, port, _app_of(services).server, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
     )
@@ -90,14 +93,14 @@ class QuietHandler(WSGIRequestHandler):
         pass
 
 
-def _services(model: str, models: ModelStore | None) -> Services:
+def _services(model: str, models: ModelStore) -> Services:
     from workbench.loading.sources import list_models
 
     about = {}
     for known in list_models():
         missing = "" if known.fetched else ", fetched on first use"
         about[known.name] = f"{known.description}. {known.n_bytes / 1e6:,.0f} MB{missing}"
-    return Services(models or ModelStore(), View(model=model), about)
+    return Services(models, View(model=model), about)
 
 
 def _app_of(services: Services) -> Dash:

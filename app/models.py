@@ -9,17 +9,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from workbench.app.jobs import Job
+from workbench.errors import WorkbenchError
 
 Load = Callable[[str, Job], Any]
 
 
-def load_model(source: str, job: Job) -> Any:
+def load_model(source: str, job: Job, *, device: str = "cpu") -> Any:
     """Loads what ``workbench models`` lists, a Hugging Face id, a folder or a GGUF file."""
     from workbench.loading.pretrained import load_pretrained
 
-    return load_pretrained(
-        source, progress=lambda stage, done, total: job.report(done / total if total else 0.0, stage)
-    )
+    if not source:
+        raise WorkbenchError("no model is named; choose one in the field “Model”")
+
+    def report(stage: str, done: int, total: int) -> None:
+        job.report(done / total if total else 0.0, stage)
+
+    return load_pretrained(source, device=device, progress=report)
 
 
 class ModelStore:

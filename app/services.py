@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -117,13 +118,14 @@ class Services:
 
     def _task(self, title: str, view: View, chosen: tuple, run: Callable[[Any, Job], Any]) -> Task:
         """``run`` on the view's model; ``chosen`` is all else that the result depends on."""
+        key = hashlib.sha256(repr((title, view.model, *chosen)).encode()).hexdigest()
 
         def work(job: Job) -> Any:
             model = self.models.get(view.model, job)
             with self.models.computing(model, job), stoppable(model, job):
                 return run(model, job)
 
-        return Task(repr((title, view.model, *chosen)), title, work)
+        return Task(key, title, work)
 
 
 @contextmanager

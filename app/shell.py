@@ -16,8 +16,8 @@ from workbench.app.components import message
 from workbench.app.jobs import Job
 from workbench.app.selection import first_head
 from workbench.app.services import Services
-from workbench.app.state import View, from_query, to_query
-from workbench.errors import WorkbenchError
+from workbench.app.state import MAX_NAME, View, from_query, to_query
+from workbench.errors import WorkbenchError, ran_out_of_memory
 
 # Field of the view → the control that holds it. The input (model, text, max_tokens) counts once it is submitted.
 CONTROLS: dict[str, tuple[str, str]] = {
@@ -31,6 +31,15 @@ AT_ONCE_SECONDS = 0.3  # what is done by then is shown without a progress bar
 
 def register(app: Dash, services: Services) -> None:
     """Adds the callbacks of the frame and of every page."""
+    _register_view(app, services)
+    _register_pages(app)
+    _register_jobs(app, services)
+    for page in registry.PAGES:
+        page.register(app, services)
+
+
+def _register_view(app: Dash, services: Services) -> None:
+    """Address → controls → view → address."""
 
     @app.callback(
         Output("input", "data"),
@@ -72,9 +81,11 @@ def register(app: Dash, services: Services) -> None:
         query = to_query(view_of(services.default, given, dict(zip(CONTROLS, values[:-1], strict=True))))
         return no_update if query == values[-1] else query
 
-    app.clientside_callback(
-        ClientsideFunction("workbench", "writeAddress"), Output("url", "hash"), Input("view", "data")
-    )
+    app.clientside_callback(ClientsideFunction("workbench", "writeAddress"), Input("view", "data"))
+
+
+def _register_pages(app: Dash) -> None:
+    """Which page is open."""
 
     @app.callback(
         *(Output(f"page-{page.NAME}", "hidden") for page in registry.PAGES),
@@ -93,6 +104,10 @@ def register(app: Dash, services: Services) -> None:
     )
     def go(*clicks: int) -> str:
         return "pattern" if ctx.triggered_id == "open-pattern" else str(ctx.triggered_id).removeprefix("go-")
+
+
+def _register_jobs(app: Dash, services: Services) -> None:
+    """What the view needs is computed, and the page is told where that stands."""
 
     @app.callback(
         Output("ready", "data"),
@@ -116,9 +131,7 @@ def register(app: Dash, services: Services) -> None:
         return progress_of(services, services.view(query), session, ready, again=again)
 
     # The page asks again a moment after each answer: a fixed interval would drop answers that take longer than it.
-    app.clientside_callback(
-        ClientsideFunction("workbench", "askAgain"), Output("tick", "id"), Input("ask-again", "data")
-    )
+    app.clientside_callback(ClientsideFunction("workbench", "askAgain"), Input("ask-again", "data"))
 
     # set_props, because as outputs they would close a circle: the head → the view → its jobs → ready → the head.
     @app.callback(Input("ready", "data"), State("view", "data"), prevent_initial_call=True)
@@ -155,10 +168,7 @@ def register(app: Dash, services: Services) -> None:
     )
     def cancel(clicks: int, session: str) -> Any:
         services.jobs.cancel(session)
-        return True, "main", CANCELLED
-
-    for page in registry.PAGES:
-        page.register(app, services)
+        return True, "main stale", CANCELLED
 
 
 CANCELLED = message("notice", "Cancelled", "Press Analyse to start again.")
@@ -184,7 +194,7 @@ def controls_of(services: Services, search: str) -> tuple:
 def submitted(services: Services, model: str | None, text: str | None, limit: Any, before: dict) -> tuple:
     """What is to be analysed now: (input, layer, head, queries, keys). Another model starts without a chosen head."""
     given = {
-        "model": (model or "").strip(),
+        "model": (model or "").strip().encode("utf-8", "replace").decode()[:MAX_NAME],
         "text": services.texts.put(text or ""),
         "max_tokens": limit if isinstance(limit, int) and limit > 0 else None,
         "submission": before.get("submission", 0) + 1,
@@ -222,9 +232,9 @@ def progress_of(services: Services, view: View, session: str, ready: str, *, aga
 def _unfinished(job: Job, ready: str) -> tuple:
     if job.state == "running":
         text = f"{job.text or job.task.title} · {job.seconds:.0f} s"
-        return ready, time.monotonic(), [], False, text, 100 * job.fraction, "main busy"
+        return ready, time.monotonic(), [], False, text, 100 * job.fraction, "main stale"
     alert = CANCELLED if job.state == "cancelled" else error_message(job.error)
-    return ready, no_update, alert, True, "", 0, "main"
+    return ready, no_update, alert, True, "", 0, "main stale"
 
 
 def facts(cfg: Any, provenance: Any) -> list[Any]:
@@ -241,7 +251,7 @@ def error_message(error: Exception | None) -> Any:
     """An error in words: what happened and what to do."""
     if isinstance(error, (WorkbenchError, ValueError)):
         return message("error", "This cannot be analysed", _sentence(str(error)))
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
+    if error is not None and ran_out_of_memory(error):
         return message("error", "Not enough memory", "Shorten the text, or choose a smaller model.")
     details = "".join(traceback.format_exception(error)) if error else ""
     logging.getLogger(__name__).error("%s", details)

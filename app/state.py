@@ -20,8 +20,8 @@ SAMPLE_TEXT = (
     "Mara met Tomas at the harbour. Mara gave Tomas a zorvant, and Tomas looked at the zorvant. "
     "In the morning Tomas met Mara again. Tomas gave Mara the zorvant, and Mara was happy."
 )
-MAX_INLINE = 1500  # characters; a longer text goes into the URL as its digest
-MAX_TEXT = 2_000_000
+MAX_NAME = 500  # characters of a model's name or path
+MAX_INLINE = 1500  # bytes; a longer text goes into the URL as its digest
 Span = tuple[int, int]
 
 
@@ -80,8 +80,8 @@ def _choice(*choices: str) -> Callable[[str], str]:
 
 def _words(limit: int) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if not text or len(text) > limit:
-            raise ValueError(f"must have 1 to {limit} characters")
+        if len(text) > limit:
+            raise ValueError(f"must have at most {limit} characters")
         return text
 
     return parse
@@ -99,7 +99,7 @@ def _span(text: str) -> Span:
 # The URL's names, in the order in which they are written.
 _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "page": ("page", _choice(*PAGES)),
-    "model": ("model", _words(500)),
+    "model": ("model", _words(MAX_NAME)),
     "text": ("text", _words(MAX_INLINE)),
     "max": ("max_tokens", _integer(1, 10**7)),
     "layer": ("layer", _integer(0, 9999)),
@@ -121,11 +121,12 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 def to_query(view: View) -> str:
     """The view as a query string that starts with ``?``; what equals the default is left out."""
-    plain = View(page="", model="")  # these two are always written: each server has its own default
+    plain = View()
     pairs = [("v", VERSION)]
     for name, (field, _) in _PARAMETERS.items():
         value = getattr(view, field)
-        if value != getattr(plain, field) and value is not None:
+        # Page and model are always written: a server may open on others than the default.
+        if field in ("page", "model") or (value is not None and value != getattr(plain, field)):
             pairs.append((name, "-".join(map(str, value)) if isinstance(value, tuple) else str(value)))
     return "?" + urlencode(pairs)
 
@@ -160,11 +161,12 @@ class TextStore:
 
     def put(self, text: str) -> str:
         """What goes into ``View.text``: the text itself, or ``@`` and its digest."""
-        if len(text) <= MAX_INLINE and not text.startswith("@"):
-            return text
-        name = "@" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        content = text.encode("utf-8", "replace")  # what is no character at all becomes a question mark
+        if len(content) <= MAX_INLINE and not text.startswith("@"):
+            return content.decode()
+        name = "@" + hashlib.sha256(content).hexdigest()[:24]
         with self._lock:
-            self._texts[name] = text
+            self._texts[name] = content.decode()
             self._texts.move_to_end(name)
             while len(self._texts) > self._keep:
                 self._texts.popitem(last=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, ran_out_of_memory
 from workbench.output import output_folder
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _refuse(f"{error.filename or 'a file'} cannot be used: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(
-            words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
-        ):
+        if not ran_out_of_memory(error):
             raise
         return _refuse("not enough memory; shorten the input with --max-tokens, or choose a smaller model")
     return 0
@@ -78,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     app = commands.add_parser("app", help="open the dashboard in the browser", description="Opens the dashboard.")
     app.add_argument("--model", default="demo", help="what it opens on (default: the bundled demo model)")
     app.add_argument("--port", type=_port, default=8050, help="where it listens; a taken port gives the next free one")
+    _add_device(app)
     app.add_argument("--no-browser", action="store_true", help="do not open a browser, only print the address")
     app.set_defaults(run=_app)
 
@@ -118,9 +117,13 @@ def _analysis(commands: Any, name: str, purpose: str, run: Callable) -> argparse
     parser = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
     parser.add_argument("model", metavar="MODEL", help="a known name, a Hugging Face id, a folder or a GGUF file")
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write the result, its figures (HTML) and a CSV")
-    parser.add_argument("--device", default="cpu", help="where the model runs, for instance cuda (default: cpu)")
+    _add_device(parser)
     parser.set_defaults(run=run)
     return parser
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="where the model runs, for instance cuda (default: cpu)")
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +175,13 @@ def _app(options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
     with suppress(KeyboardInterrupt):  # the way to stop it
-        serve(model=options.model, port=options.port, open_browser=not options.no_browser, say=say)
+        serve(
+            model=options.model,
+            device=_checked_device(options.device),
+            port=options.port,
+            open_browser=not options.no_browser,
+            say=say,
+        )
 
 
 def _heads(options: argparse.Namespace) -> None:
@@ -292,6 +301,8 @@ def _random_tokens(model: Any, options: argparse.Namespace) -> Any:
 
 
 def _checked_device(name: str) -> str:
+    if name == "cpu":
+        return name
     import torch
 
     try:

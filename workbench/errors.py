@@ -15,3 +15,9 @@ class ModelNotFoundError(WorkbenchError, ValueError):
 
 class CorruptWeightsError(WorkbenchError, ValueError):
     """A weights file that is truncated, fails its checksum, or lacks or exceeds the tensors of its configuration."""
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, or torch on any device, could not get the memory it asked for."""
+    words = ("out of memory", "not enough memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))

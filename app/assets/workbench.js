@@ -170,7 +170,6 @@
     workbench: {
       askAgain: function (when) {
         if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 200);
-        return window.dash_clientside.no_update;
       },
       writeAddress: function (query) {
         if (query && query !== window.location.search) {
@@ -178,7 +177,6 @@
           const write = first || !isStep(window.location.search, query) ? "replaceState" : "pushState";
           window.history[write](null, "", window.location.pathname + query);
         }
-        return window.dash_clientside.no_update;
       },
     },
   });

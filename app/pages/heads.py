@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, html
+from dash import Dash, Input, Output, ctx, html, no_update
 
 from workbench.analyses.labels import HEAD_SCORES
 from workbench.app.components import about_score, card, empty_figure, graph, on_card, select, table
@@ -106,16 +106,14 @@ def register(app: Dash, services: Services) -> None:
     @app.callback(
         Output("heads-table", "columnDefs"),
         Output("heads-table", "rowData"),
+        Output("heads-table", "selectedRows"),
         Input("ready", "data"),
-        State("view", "data"),
+        Input("view", "data"),
     )
     def fill_table(ready: str, query: str) -> Any:
-        return score_table(statistics(query)[1])
-
-    @app.callback(Output("heads-table", "selectedRows"), Input("heads-table", "rowData"), Input("view", "data"))
-    def select_row(rows: list, query: str) -> Any:
-        view = services.view_on(NAME, query)
-        return {"ids": [f"L{view.layer}H{view.head}"]}
+        view, result = statistics(query)
+        table = score_table(result) if "ready.data" in ctx.triggered_prop_ids else (no_update, no_update)
+        return *table, {"ids": [f"L{view.layer}H{view.head}"]}
 
     @app.callback(
         Output("heads-pattern", "figure"),

@@ -104,6 +104,20 @@ def test_a_click_in_map_table_or_scatter_shows_that_head(watched: Open, dashboar
     page.wait_for_selector("text=Pattern of L0H2")
 
 
+def test_nothing_large_goes_up_and_nothing_huge_comes_down(watched: Open, dashboard: str) -> None:
+    page = watched()
+    sent: list[int] = []
+    received: list[int] = []
+    page.on("request", lambda request: sent.append(len(request.post_data or "")))
+    page.on("response", lambda answer: received.append(int(answer.headers.get("content-length", 0))))
+    page.goto(at(dashboard, layer=0, head=0))
+    drawn(page, "heads-pattern")
+    page.click("#open-pattern")
+    drawn(page, "pattern-map")
+    assert sum(length > 0 for length in sent) > 10
+    assert max(sent) < 10_000 and max(received) < 8_000_000
+
+
 def test_the_map_shows_the_score_that_is_chosen(watched: Open, dashboard: str) -> None:
     page = watched()
     page.goto(at(dashboard, layer=0, head=0))

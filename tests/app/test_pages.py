@@ -216,6 +216,15 @@ def test_another_model_starts_without_a_head_and_another_text_without_a_zoom(ser
     assert layer != "" and queries is not None  # nothing new: everything stays, and what failed is tried again
 
 
+@pytest.mark.parametrize("model", ["demo", "", "  ", "/a folder/with ünïcode", "x" * 900, "\ud800"])
+@pytest.mark.parametrize("text", ["t", "", "\n", "@home", "a" * 5000, "語" * 700, "\ud800 <&?=#"])
+def test_what_is_submitted_is_what_is_analysed(model: str, text: str, services: Services) -> None:
+    given, *_ = submitted(services, model, text, None, {})
+    view = services.view(to_query(view_of(services.default, given, {})))
+    assert view.model == model.strip().replace("\ud800", "?")[:500]
+    assert services.texts.get(view.text) == text.replace("\ud800", "?")
+
+
 def test_progress_goes_from_task_to_task_and_ends_ready(services: Services) -> None:
     view = dataclasses.replace(services.default, layer=0, head=1)
     for _ in range(100):
