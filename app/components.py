@@ -66,6 +66,7 @@ def on_card(figure: go.Figure, height: int, *, revision: str = "") -> go.Figure:
         hoverlabel_font_family=FONT,
         paper_bgcolor=CLEAR,
         height=height,
+        width=None,
         uirevision=revision,
         modebar={"bgcolor": CLEAR, "color": SOFT, "activecolor": ACCENT},
     )

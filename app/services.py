@@ -60,10 +60,10 @@ class Services:
 
         return self._task("Head statistics", view, (view.text, view.max_tokens), run)
 
-    def head_pattern(self, view: View, max_cells: int = 448) -> Task:
-        """The pattern of the view's head, or the part of it that the view shows, in so many cells a side.
+    def head_pattern(self, view: View, max_cells: int = 320) -> Task:
+        """The pattern of the view's head, or the part of it that the view shows, in at most so many cells a side.
 
-        A map must not have more cells than pixels: what falls between two pixels is not drawn.
+        The map must have a pixel for each of them, in a narrow window too: what falls between pixels is not drawn.
         """
         if view.layer is None or view.head is None:
             raise PreventUpdate

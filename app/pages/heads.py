@@ -77,12 +77,12 @@ def layout(view: View) -> list[Any]:
 
 def tasks(services: Services, view: View) -> list[Task]:
     scores = services.head_statistics(view)
-    return [scores, services.head_pattern(whole(view))] if view.has_head else [scores]
+    return [scores, small_pattern(services, view)] if view.has_head else [scores]
 
 
-def whole(view: View) -> View:
-    """The view with the whole pattern in sight."""
-    return dataclasses.replace(view, queries=None, keys=None)
+def small_pattern(services: Services, view: View) -> Task:
+    """The whole pattern, in as many cells as the small map has pixels."""
+    return services.head_pattern(dataclasses.replace(view, queries=None, keys=None), max_cells=240)
 
 
 def register(app: Dash, services: Services) -> None:
@@ -123,7 +123,7 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw_pattern(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        pattern = services.finished(services.head_pattern(whole(view)))
+        pattern = services.finished(small_pattern(services, view))
         return (
             preview(pattern, scheme),
             f"Pattern of L{view.layer}H{view.head}",

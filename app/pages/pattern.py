@@ -32,7 +32,7 @@ DEFINITIONS = (
     ),
     (
         "Pooled",
-        "Above 448 tokens a side, a cell stands for a block of tokens. Maximum keeps stripes of one token's width "
+        "Above 320 tokens a side, a cell stands for a block of tokens. Maximum keeps stripes of one token's width "
         "visible; mean averages over the visible pairs. Zoom in until every cell is one query and one key.",
     ),
     ("Bars above", "Attention received: what a key gets from the queries shown."),

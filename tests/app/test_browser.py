@@ -27,6 +27,31 @@ Serve = Callable[[ModelStore], AbstractContextManager[str]]
 TEXT = "Mara met Tomas at the harbour. Mara gave Tomas a map. Tomas gave Mara the map again."
 
 
+ROWS_WITH_A_BRIGHT_PIXEL = """
+async (graph) => {
+                const image = document.querySelector(`#${graph} .heatmaplayer image`);
+                const picture = new Image();
+                picture.src = image.getAttribute("href") || image.getAttribute("xlink:href");
+                await picture.decode();
+                const canvas = document.createElement("canvas");
+                [canvas.width, canvas.height] = [picture.width, picture.height];
+                const context = canvas.getContext("2d");
+                context.drawImage(picture, 0, 0);
+                const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+                let bright = 0;
+                for (let y = 0; y < canvas.height; y++) {
+                    let found = false;
+                    for (let x = 0; x < canvas.width; x++) {
+                        const [red, , blue] = data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 3);
+                        found = found || (red > 220 && blue < 120);
+                    }
+                    bright += found;
+                }
+                return [bright, canvas.height];
+            }
+"""
+
+
 def at(dashboard: str, **view: Any) -> str:
     fields = {"v": 1, "page": "heads", "model": "demo", "text": TEXT} | view
     return dashboard + "?" + "&".join(f"{name}={quote(str(value))}" for name, value in fields.items())
@@ -178,32 +203,14 @@ def test_a_stripe_of_one_token_is_seen_in_every_row_of_a_long_text(
         page.click("#analyse")
         page.wait_for_selector("#context-facts >> text=2,048 tokens")
         page.click("#go-pattern")
-        page.wait_for_selector("#pattern-note >> text=max over blocks of 5 queries × 5 keys")
-        page.wait_for_timeout(300)
-        bright, height = page.evaluate(
-            """async () => {
-                const image = document.querySelector("#pattern-map .heatmaplayer image");
-                const picture = new Image();
-                picture.src = image.getAttribute("href") || image.getAttribute("xlink:href");
-                await picture.decode();
-                const canvas = document.createElement("canvas");
-                [canvas.width, canvas.height] = [picture.width, picture.height];
-                const context = canvas.getContext("2d");
-                context.drawImage(picture, 0, 0);
-                const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
-                let bright = 0;
-                for (let y = 0; y < canvas.height; y++) {
-                    let found = false;
-                    for (let x = 0; x < canvas.width; x++) {
-                        const [red, , blue] = data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 3);
-                        found = found || (red > 220 && blue < 120);
-                    }
-                    bright += found;
-                }
-                return [bright, canvas.height];
-            }"""
-        )
-        assert bright == height > 300
+        page.wait_for_selector("#pattern-note >> text=max over blocks of 7 queries × 7 keys")
+        for graph, width in (("pattern-map", 1280), ("pattern-map", 900), ("heads-pattern", 900)):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.click("#go-pattern" if graph == "pattern-map" else "#go-heads")
+            drawn(page, graph)
+            page.wait_for_timeout(600)
+            bright, height = page.evaluate(ROWS_WITH_A_BRIGHT_PIXEL, graph)
+            assert bright == height > 200
 
 
 def previous_token_model(n_ctx: int, tokenizer: Any) -> HookedTransformer:
