@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -64,13 +62,17 @@ def largest_weights(
 def _scores_at(tiling: Tiling, block: RowBlock, kv_head: int, row: Tensor, columns: Tensor, scratch: Tensor) -> Tensor:
     """Scores before the mask of every row on columns of its own: [key, group · row]."""
     queries = tiling.queries[block.batch, kv_head, :, block.rows].flatten(0, 1)  # [group · row, d_head]
-    shape = (columns.numel(), queries.shape[1])
-    memory = scratch if scratch.numel() >= math.prod(shape) else scratch.new_empty(math.prod(shape))
-    keys = memory[: math.prod(shape)].view(shape)
-    torch.index_select(tiling.keys[block.batch, kv_head], 0, columns.flatten(), out=keys)
-    keys = keys.view(*columns.shape, -1)  # [key, group · row, d_head]
+    keys, d_head = tiling.keys[block.batch, kv_head], queries.shape[1]
+    step = max(1, scratch.numel() // (len(columns) * d_head))  # as many rows as gathered keys fit the memory
+    products = torch.empty_like(columns, dtype=queries.dtype)
+    for start in range(0, len(row), step):
+        part = columns[:, start : start + step]
+        size = part.numel() * d_head
+        memory = scratch[:size] if size <= scratch.numel() else scratch.new_empty(size)
+        gathered = torch.index_select(keys, 0, part.flatten(), out=memory.view(-1, d_head)).view(*part.shape, d_head)
+        torch.sum(gathered.mul_(queries[start : start + step]), 2, out=products[:, start : start + step])
     head = torch.arange(tiling.group, device=row.device).repeat_interleave(len(block)) + kv_head * tiling.group
-    return tiling.rule.biased_scores(keys.mul_(queries).sum(2), head, row, columns)
+    return tiling.rule.biased_scores(products, head, row, columns)
 
 
 def _first_largest(values: Tensor) -> Tensor:

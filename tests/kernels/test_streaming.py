@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.kernels import AttentionMask, MatchLabels, StatisticsRequest, attention, tiles
 
@@ -73,6 +74,55 @@ def assert_no_worse(found, plain, exact, unit, name="output"):
     error, plain_error = ((x.double() - exact)[defined].abs().max() for x in (found, plain))
     size = 1 + exact[defined].abs().max()
     assert error <= 2 * plain_error + unit * size, f"{name}: {error} against {plain_error}, size {size}"
+
+
+def test_long_sequences(oracle):
+    """Several pieces of work, each of several tiles, with text-like repetition of labels."""
+    generator = torch.Generator().manual_seed(0)
+    n = 1300
+    q, k, v = (torch.randn(1, heads, n, 16, generator=generator) for heads in (3, 1, 1))
+    tokens = torch.multinomial(1 / torch.arange(1, 500), n, replacement=True, generator=generator)[None]
+    request = StatisticsRequest.all(tokens)
+    exact = attention(q.double(), k.double(), v.double(), mask=AttentionMask(), statistics=request, backend="reference")
+    found = attention(q, k, v, mask=AttentionMask(), statistics=request)
+    torch.testing.assert_close(found.z.double(), exact.z, rtol=1e-4, atol=1e-5)
+    actual = dict(oracle.flatten(found.statistics))
+    for name, value in oracle.flatten(exact.statistics):
+        if name == "argmax_key":
+            assert (actual[name] == value).float().mean() > 0.999  # nearly equal weights may change places
+        else:
+            torch.testing.assert_close(actual[name].double(), value, rtol=1e-4, atol=1e-6)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return result
+
+
+@pytest.mark.parametrize("window", [None, 2000])
+@pytest.mark.parametrize("top_keys", [0, 40])
+def test_memory_does_not_grow_with_the_number_of_pairs(window, top_keys):
+    n = 4000
+    q = torch.randn(1, 1, n, 8)
+    request = dataclasses.replace(StatisticsRequest.all(torch.arange(n)[None] % 50), top_keys=top_keys)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the mode sees the calling thread alone
+    try:
+        with torch.no_grad(), LargestTensor() as largest:
+            attention(q, q, q, mask=AttentionMask(window=window), statistics=request)
+    finally:
+        torch.set_num_threads(threads)
+    assert 8 * n <= largest.size <= n * n / 16
 
 
 def test_whatever_the_request_the_statistics_are_the_same(oracle):
