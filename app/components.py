@@ -89,8 +89,10 @@ def select(id: str, label: str, value: str, options: Mapping[str, str], width: i
     )
 
 
-def number(id: str, label: str, value: int | None, *, low: int = 0, high: int | None = None, width: int = 84) -> Any:
-    """A whole number, with its label before it."""
+def number(
+    id: str, label: str, value: int | None, *, low: int = 0, high: int | None = None, width: int = 84, wait: int = 250
+) -> Any:
+    """A whole number, with its label before it. It counts once nothing has been typed for ``wait`` milliseconds."""
     field = dmc.NumberInput(
         id=id,
         value=value,
@@ -99,7 +101,7 @@ def number(id: str, label: str, value: int | None, *, low: int = 0, high: int | 
         allowDecimal=False,
         allowNegative=False,
         clampBehavior="strict",
-        debounce=250,
+        debounce=wait,
         size="xs",
         w=width,
         **{"aria-label": label},

@@ -16,8 +16,7 @@ BLUE = ["#eef4f9", "#d9e5f0", "#b3cae0", "#8aadd0", "#6793c1", "#4f82b8", "#3f76
 SLATE = ["#d5d9e0", "#b4bac5", "#8d95a3", "#6b7382", "#3d434f", "#313742", "#272c35", "#1c2028", "#16191f", "#101318"]
 THEME = {
     "primaryColor": "blue",
-    "primaryShade": {"light": 7, "dark": 4},
-    "autoContrast": True,
+    "primaryShade": {"light": 7, "dark": 6},
     "colors": {"blue": BLUE, "dark": SLATE},
     "fontFamily": "var(--font)",
     "fontFamilyMonospace": "var(--mono)",

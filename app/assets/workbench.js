@@ -114,12 +114,24 @@
     document.getElementById("token-line").replaceChildren();
   }
 
+  // Pointing at a cell of the map chooses its query too.
+  function listenToMap() {
+    const { plot } = patternPlot() || {};
+    if (!plot || plot.chosenByPointing) return;
+    plot.chosenByPointing = true;
+    plot.on("plotly_hover", function ({ points: [point] }) {
+      if (point.data.type !== "heatmap") return;
+      chooseQuery(document.querySelector(`#tokens .token[data-q="${point.pointNumber[0]}"]`));
+    });
+  }
+
   document.addEventListener("dblclick", function (event) {
     if (event.target.closest("#pattern-map")) document.getElementById("zoom-out").click();
   });
 
   document.addEventListener("mouseover", function (event) {
     if (event.target.classList.contains("token")) chooseQuery(event.target);
+    if (event.target.closest("#pattern-map")) listenToMap();
   });
 
   document.addEventListener("focusin", function (event) {

@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from workbench.app.components import card, graph, on_card, select
+from workbench.app.components import card, graph, number, on_card, select
 from workbench.app.jobs import Task
 from workbench.app.services import Services
 from workbench.app.state import Span, View
+from workbench.errors import WorkbenchError
 
 NAME, TITLE = "pattern", "Pattern"
 EXPLANATION = (
@@ -45,14 +46,23 @@ TALL = 640
 def layout(view: View) -> list[Any]:
     pattern = card(
         html.Span("Pattern", id="pattern-title"),
+        html.Div(
+            [
+                number("first-token", "Tokens", None, wait=0),
+                number("last-token", "to", None, wait=0),
+                dmc.Button("Show", id="zoom-in", n_clicks=0, size="compact-sm", variant="default"),
+                dmc.Button("Show all", id="zoom-out", n_clicks=0, size="compact-sm", variant="default"),
+            ],
+            className="zoom",
+            role="group",
+            **{"aria-label": "The part of the text that is shown"},
+        ),
         graph("pattern-map", "Attention pattern: queries down, keys across", TALL, square=True),
         controls=[
             select("pooling", "How blocks are pooled", view.pooling, {"max": "Maximum", "mean": "Mean"}, width=110),
             select("scale", "Colour scale", view.scale, {"linear": "Linear colour", "sqrt": "√ colour"}, width=130),
-            dmc.Button("Whole text", id="zoom-out", n_clicks=0, size="compact-sm", variant="default"),
         ],
         note=html.Span("", id="pattern-note"),
-        className="pattern-card",
     )
     reading = card(
         "On the text",
@@ -65,8 +75,7 @@ def layout(view: View) -> list[Any]:
         ),
         html.P("", id="tokens-hint", className="empty"),
         html.Div(id="token-line", className="token-line", role="status"),
-        note="Point at a token, or use the arrow keys: shading shows what it attends to.",
-        className="reading-card",
+        note="Point at a token or a row of the map, or use the arrow keys: shading shows what it attends to.",
     )
     return [
         dcc.Store(id="queries", data=view.queries),
@@ -86,6 +95,8 @@ def register(app: Dash, services: Services) -> None:
         Output("pattern-note", "children"),
         Output("tokens", "children"),
         Output("tokens-hint", "children"),
+        Output("first-token", "value"),
+        Output("last-token", "value"),
         Input("ready", "data"),
         Input("view", "data"),
         Input("scheme", "data"),
@@ -100,6 +111,7 @@ def register(app: Dash, services: Services) -> None:
             description(result),
             token_spans(result),
             "" if result.is_exact else "Zoom in until every cell is one token to read the weights on the text.",
+            *shown_tokens(result),
         )
 
     @app.callback(
@@ -116,11 +128,35 @@ def register(app: Dash, services: Services) -> None:
     @app.callback(
         Output("queries", "data", allow_duplicate=True),
         Output("keys", "data", allow_duplicate=True),
+        Input("zoom-in", "n_clicks"),
         Input("zoom-out", "n_clicks"),
+        State("first-token", "value"),
+        State("last-token", "value"),
+        State("view", "data"),
         prevent_initial_call=True,
     )
-    def zoom_out(clicks: int) -> Any:
-        return None, None
+    def show(into: int, out: int, first: Any, last: Any, query: str) -> Any:
+        if ctx.triggered_id == "zoom-out":
+            return None, None
+        result = services.finished(services.head_pattern(services.view_on(NAME, query)))
+        return chosen_tokens(first, last, result.provenance.n_tokens)
+
+
+def shown_tokens(result: Any) -> tuple[int, int]:
+    """The first and the last token that the map shows as query or as key."""
+    (first_query, end_query), (first_key, end_key) = result.settings["queries"], result.settings["keys"]
+    return min(first_query, first_key), max(end_query, end_key) - 1
+
+
+def chosen_tokens(first: Any, last: Any, n_tokens: int) -> tuple[Span, Span]:
+    """Queries and keys for a typed range of tokens, both ends included.
+
+    Raises:
+        WorkbenchError: no range within the text.
+    """
+    if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last < n_tokens):
+        raise WorkbenchError(f"the tokens to show must be a range from 0 to {n_tokens - 1}, the lower end first")
+    return (first, last + 1), (first, last + 1)
 
 
 def zoomed(event: dict[str, Any], result: Any) -> tuple[Span | None, Span | None]:

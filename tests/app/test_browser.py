@@ -169,9 +169,13 @@ def test_the_pattern_is_read_on_the_text_with_mouse_and_keys(watched: Open, dash
     page.focus("#tokens")
     page.keyboard.press("ArrowRight")
     page.wait_for_selector("#token-line >> text=(11) looks at")
+    box = area(page, "pattern-map", "3")
+    n_tokens = page.locator("#tokens .token").count()
+    page.mouse.move(box["x"] + 0.1 * box["width"], box["y"] + box["height"] * 15.5 / n_tokens)
+    page.wait_for_selector("#token-line >> text=(15) looks at")
 
 
-def test_a_drag_zooms_in_and_a_double_click_shows_everything_again(watched: Open, dashboard: str) -> None:
+def test_zooming_by_drag_double_click_and_keys(watched: Open, dashboard: str) -> None:
     page = watched()
     page.goto(at(dashboard, page="pattern", layer=1, head=1))
     drawn(page, "pattern-map")
@@ -189,6 +193,15 @@ def test_a_drag_zooms_in_and_a_double_click_shows_everything_again(watched: Open
     page.mouse.dblclick(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
     page.wait_for_function("!new URLSearchParams(location.search).has('queries')")
     page.wait_for_selector(f"#pattern-note >> text=queries 0 to {n_tokens - 1}")
+    page.fill("#first-token", "4")
+    page.fill("#last-token", "9")
+    page.focus("#zoom-in")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#pattern-note >> text=queries 4 to 9, keys 4 to 9")
+    page.fill("#last-token", "999")
+    page.focus("#zoom-in")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#alert >> text=a range from 0 to")
 
 
 def test_a_stripe_of_one_token_is_seen_in_every_row_of_a_long_text(
@@ -421,6 +434,46 @@ def test_dark_and_light_follow_the_system_and_the_switch(watched: Open, dashboar
     page.reload()
     drawn(page, "heads-map")
     assert colours(page) == light
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_background(scheme: str, watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.goto(at(dashboard, page="pattern", layer=0, head=0))
+    drawn(page, "pattern-map")
+    page.wait_for_timeout(400)  # the cards have faded in
+    faint = page.evaluate(FAINT_TEXT)
+    assert faint == []
+
+
+# Text whose contrast (WCAG 2.2, 1.4.3) with what lies behind it is below 4.5.
+FAINT_TEXT = """
+() => {
+    const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const luminance = (colour) => {
+        const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+        const [r, g, b] = numbers(colour).map((c) => linear(c / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (part) => {
+        for (; part; part = part.parentElement) {
+            const colour = getComputedStyle(part).backgroundColor;
+            if (colour.startsWith("rgb") && (numbers(colour)[3] ?? 1) > 0.9) return colour;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const faint = [];
+    for (const part of document.querySelectorAll("body *")) {
+        const says = [...part.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+        if (!says || !part.checkVisibility() || part.closest("svg, script, style, .skip-link")) continue;
+        const [one, two] = [luminance(getComputedStyle(part).color), luminance(behind(part))];
+        const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+        if (ratio < 4.5) faint.push(`${part.textContent.trim().slice(0, 30)}: ${ratio.toFixed(1)}`);
+    }
+    return faint;
+}
+"""
 
 
 def brightness(colour: str) -> float:

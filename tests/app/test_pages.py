@@ -132,6 +132,16 @@ def test_a_drag_over_blocks_goes_down_to_single_tokens(tiny: HookedTransformer) 
     assert pattern.zoomed(drag((-0.5, 2.5), (3.5, -0.5)), near) == ((120, 124), (8, 11))
 
 
+def test_a_typed_range_of_tokens_is_shown_or_refused_in_words(tiny: HookedTransformer) -> None:
+    assert pattern.chosen_tokens(3, 9, 20) == ((3, 10), (3, 10))
+    assert pattern.chosen_tokens(0, 19, 20) == ((0, 20), (0, 20))
+    for first, last in ((9, 3), (0, 20), ("", 3), (None, None)):
+        with pytest.raises(WorkbenchError, match="a range from 0 to 19"):
+            pattern.chosen_tokens(first, last, 20)
+    part = head_pattern(tiny, torch.arange(20) % 8, 0, 0, queries=(10, 13), keys=(2, 5))
+    assert pattern.shown_tokens(part) == (2, 12)
+
+
 def test_tokens_are_text_wherever_they_are_shown(services: Services) -> None:
     view = dataclasses.replace(services.default, page="pattern", layer=0, head=0)
     (result,) = finish(services, view)
