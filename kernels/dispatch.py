@@ -37,7 +37,7 @@ def attention(
 ) -> AttentionOutput:
     """Softmax attention, its log-normaliser, and the statistics asked for.
 
-    scores = softcap · tanh(scale · q·k / softcap) - slope · \\|i - j\\| + offset_bias, then the mask, then softmax.
+    scores = softcap · tanh(scale · q·k / softcap) - slope · |i - j| + offset_bias, then the mask, then softmax.
 
     Args:
         q: [batch, head, query, d_head], float16, bfloat16, float32 or float64.
@@ -45,7 +45,7 @@ def attention(
         mask: who sees whom.
         scale: multiplies q·k; None means 1 / sqrt(d_head).
         softcap: bounds the scores before any bias (Gemma 2).
-        alibi_slopes: [head], subtracts slope · \\|i - j\\| (Press et al. 2022).
+        alibi_slopes: [head], subtracts slope · |i - j| (Press et al. 2022).
         offset_bias: [head, n_queries + n_keys - 1], a bias that depends on row - column alone; column c of the table is
             for ``row - column = c - (n_keys - 1)``.
         sink_logits: [head], the score of a virtual key with value 0 that every query sees.

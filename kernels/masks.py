@@ -26,7 +26,7 @@ class AttentionMask:
 
     Args:
         causal: key j is visible to query i only if j <= i.
-        window: visible only if \\|i - j\\| < window; causal, that is ``window`` keys including the query's own.
+        window: visible only if |i - j| < window; causal, that is ``window`` keys including the query's own.
         n_global: this many first columns stay visible whatever the window.
         key_padding: bool [batch, n_keys], True = real.
         query_padding: bool [batch, n_queries], True = real; other rows are empty and count in nothing.
@@ -293,7 +293,7 @@ def _disjoint_intervals(
         global_first, global_end = torch.full_like(first, n_keys), torch.zeros_like(end)
     else:
         global_first, global_end = _clip(*global_columns, n_keys)
-        merge = (global_end >= first) | (end == 0)  # the global columns reach the others, or are alone
+        merge = global_end >= first  # the global columns reach the others
         first = torch.where(merge, torch.minimum(first, global_first), first)
         end = torch.where(merge, torch.maximum(end, global_end), end)
         global_first, global_end = global_first.masked_fill(merge, n_keys), global_end.masked_fill(merge, 0)

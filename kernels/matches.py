@@ -15,21 +15,30 @@ _DENSE = 1 / 16  # from this share of matching pairs on, a mask over the tile is
 
 
 @dataclass(frozen=True, eq=False)
-class TileMatches:
-    """Matching pairs of one tile: a list of them, or a mask where they are many."""
+class MatchList:
+    """The matching pairs of a tile, one by one."""
 
-    place: Tensor | None  # int64 [group · pair], in the flattened tile
-    row: Tensor | None  # int64 [group · pair], in [group · row]
-    mask: Tensor | None  # [key, 1, row] of 0 and 1
+    place: Tensor  # int64 [group · pair], in the flattened tile
+    row: Tensor  # int64 [group · pair], in [group · row]
 
     def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
         """Adds the weight on matching keys, from a tile [key, group · row], to ``mass`` [group · row]."""
-        if self.mask is not None:
-            tile = weights.unflatten(1, (-1, self.mask.shape[2]))
-            product = torch.mul(tile, self.mask, out=scratch.view(tile.shape))
-            mass += product.flatten(1).sum(0)
-        elif self.place is not None and self.row is not None:
-            mass.index_add_(0, self.row, weights.flatten().index_select(0, self.place))
+        mass.index_add_(0, self.row, weights.flatten().index_select(0, self.place))
+
+
+@dataclass(frozen=True, eq=False)
+class MatchMask:
+    """The matching pairs of a tile, where they are many."""
+
+    mask: Tensor  # [key, 1, row] of 0 and 1
+
+    def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
+        """As for a list; ``scratch`` has the size of the weights and is overwritten."""
+        tile = weights.unflatten(1, (-1, self.mask.shape[2]))
+        mass += torch.mul(tile, self.mask, out=scratch.view(tile.shape)).flatten(1).sum(0)
+
+
+TileMatches = MatchList | MatchMask
 
 
 class MatchPairs:
@@ -39,7 +48,9 @@ class MatchPairs:
         self._labels, self._group, self._dtype = labels, tiling.group, tiling.keys.dtype
         self._offset = tiling.rule.mask.query_offset
         n_keys = labels.key.shape[1]
-        ranks = torch.cat((labels.query, labels.key), 1).unique(return_inverse=True)[1]  # small, for the code below
+        ranks = torch.cat((labels.query, labels.key), 1).unique(return_inverse=True)[
+            1
+        ]  # small numbers, to compute with
         query, key = ranks.split((labels.query.shape[1], n_keys), 1)
         columns = torch.arange(n_keys, device=key.device)
         place, self._columns = (key * (n_keys + 1) + columns).sort(dim=1)  # label first, then column
@@ -61,18 +72,18 @@ class MatchPairs:
         columns = self._columns[block.batch, places]
         return [self._listed(rows, columns, len(block), span) for span in spans]
 
-    def _listed(self, rows: Tensor, columns: Tensor, n_rows: int, span: ColumnSpan) -> TileMatches | None:
+    def _listed(self, rows: Tensor, columns: Tensor, n_rows: int, span: ColumnSpan) -> MatchList | None:
         inside = ((columns >= span.start) & (columns < span.stop)).nonzero()[:, 0]
         if not len(inside):
             return None
         heads = torch.arange(self._group, device=rows.device)[:, None] * n_rows
         row = heads + rows[inside]  # [group, pair]
         place = row + (columns[inside] - span.start) * (self._group * n_rows)
-        return TileMatches(place.flatten(), row.flatten(), None)
+        return MatchList(place.flatten(), row.flatten())
 
-    def _dense(self, block: RowBlock, span: ColumnSpan) -> TileMatches | None:
+    def _dense(self, block: RowBlock, span: ColumnSpan) -> MatchMask | None:
         query, key = self._labels.query[block.batch, block.rows], self._labels.key[block.batch, span.start : span.stop]
         row = torch.arange(block.start, block.stop, device=query.device)
         column = torch.arange(span.start, span.stop, device=query.device)[:, None]
         matches = (key[:, None] == query) & (query >= 0) & (column < row + self._offset)
-        return TileMatches(None, None, matches[:, None].to(self._dtype)) if matches.any() else None
+        return MatchMask(matches[:, None].to(self._dtype)) if matches.any() else None

@@ -256,10 +256,8 @@ def received_statistics(received: Tensor, mask: VisibleKeys, query_weights: Tens
     """
     n_visible = mask.keys_per_query()[:, None]  # [batch, 1, query]
     n_seeing = mask.sum_over_queries((n_visible > 0).double())  # [batch, 1, key]
-    weights = (
-        torch.ones_like(n_visible, dtype=torch.float64) if query_weights is None else weights_per_head(query_weights)
-    )
-    even = mask.sum_over_queries(torch.where(n_visible > 0, weights.double() / n_visible, 0.0))
+    share = torch.where(n_visible > 0, 1 / n_visible.double(), 0.0)
+    even = mask.sum_over_queries(share if query_weights is None else share * weights_per_head(query_weights))
     unseen = n_seeing == 0
     return {
         "received": received,
