@@ -48,9 +48,8 @@ class MatchPairs:
         self._labels, self._group, self._dtype = labels, tiling.group, tiling.keys.dtype
         self._offset = tiling.rule.mask.query_offset
         n_keys = labels.key.shape[1]
-        ranks = torch.cat((labels.query, labels.key), 1).unique(return_inverse=True)[
-            1
-        ]  # small numbers, to compute with
+        both = torch.cat((labels.query, labels.key), 1)
+        _, ranks = both.unique(return_inverse=True)  # labels may be large, ranks are not
         query, key = ranks.split((labels.query.shape[1], n_keys), 1)
         columns = torch.arange(n_keys, device=key.device)
         place, self._columns = (key * (n_keys + 1) + columns).sort(dim=1)  # label first, then column
