@@ -108,7 +108,10 @@ class AttentionMask:
 
 @dataclass(frozen=True)
 class KeyGrid:
-    """Columns in blocks of ``size`` that do not cross multiples of ``period``: the last block of a period is ragged."""
+    """Columns in blocks that do not cross multiples of ``period``: the last block of a period is ragged.
+
+    ``size`` is the length of the others, at most ``period``.
+    """
 
     n_keys: int
     size: int = 1
