@@ -11,6 +11,8 @@ import torch
 from workbench import HookedTransformer
 from workbench.demo.measure import (
     SEGMENT,
+    Ablation,
+    HeadScores,
     Progress,
     ablations,
     copy_losses,
@@ -89,8 +91,7 @@ def write_card(model: HookedTransformer, folder: Path, history: Sequence[Progres
     scores = head_scores(model, repeats, texts)
     top, sink = _largest(scores.prefix_matching), _largest(scores.bos_mass)
     effects = ablations(model, repeats, texts, top)
-    earlier = scores.previous_token[: top[0]]
-    feeder = _largest(earlier) if len(earlier) else top
+    feeder = _feeder(scores, effects, top)
     first_loss, second_loss = copy_losses(model, repeats)
     cfg = model.cfg
     heads = [
@@ -163,6 +164,13 @@ def _largest(scores: torch.Tensor) -> tuple[int, int]:
     """(layer, head) of the largest score in [layer, head]."""
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
     return layer, head
+
+
+def _feeder(scores: HeadScores, effects: list[list[Ablation]], top: tuple[int, int]) -> tuple[int, int]:
+    """(layer, head) of the previous-token head before ``top`` that ``top`` needs most."""
+    earlier = [(layer, head) for layer in range(top[0]) for head in range(scores.previous_token.shape[1])]
+    attending = [head for head in earlier if scores.previous_token[head] >= 0.5] or earlier or [top]
+    return min(attending, key=lambda head: effects[head[0]][head[1]].prefix_matching)
 
 
 def _name(layer: int, head: int) -> str:

@@ -384,10 +384,10 @@ def glossary(rng: random.Random, world: World) -> str:
 
 
 TEXT_KINDS: dict[Callable[[random.Random, World], str], float] = {
-    story: 0.32,
+    story: 0.36,
     handovers: 0.16,
-    gazetteer: 0.18,
-    observations: 0.1,
+    gazetteer: 0.12,
+    observations: 0.12,
     chronicle: 0.08,
     roster: 0.1,
     glossary: 0.06,

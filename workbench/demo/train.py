@@ -238,15 +238,17 @@ _LAYER_WEIGHTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m workbench.demo.train", description="Train the demo model.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write (default: the demo's)")
-    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--steps", type=int, help="stop after so many steps (default: the whole recipe)")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--checkpoints", type=Path, help="folder for the model's states along the way")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
-    if options.steps < 1:
+    if options.steps is not None and options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
     torch.set_num_threads(options.threads)
-    console, recipe = Console(), Recipe(steps=options.steps, seed=options.seed)
+    console, recipe = Console(), Recipe(seed=options.seed)
+    if options.steps is not None:
+        recipe = recipe.shortened(options.steps)
     start = time.monotonic()
     tokenizer = train_tokenizer(1792, n_context=512)
 
@@ -258,8 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, history = train(recipe, tokenizer, watch)
     save(model, options.out)
     training = (
-        f"{recipe.steps} steps of {recipe.n_rows} × {recipe.row_length} tokens, seed {recipe.seed},"
-        f" {(time.monotonic() - start) / 60:.1f} minutes on {options.threads} CPU threads"
+        " and ".join(f"{stage.steps} steps of {stage.n_rows} × {stage.row_length} tokens" for stage in recipe.stages)
+        + f", seed {recipe.seed}, {(time.monotonic() - start) / 60:.1f} minutes on {options.threads} CPU threads"
     )
     # The card describes the files, so it measures what is read back from them.
     write_card(HookedTransformer.from_pretrained(options.out), options.out, history, training)
