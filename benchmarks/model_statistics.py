@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ def times(names: tuple[str, ...], n_tokens: int, repeats: int) -> dict[str, floa
 
 
 def peak_memory(name: str, n_tokens: int) -> float:
-    """Largest resident size of a fresh process that runs the variant once, in GB."""
+    """Largest resident size, while it runs, of a fresh process that runs the variant once, in GB (Linux)."""
     command = [sys.executable, __file__, "--tokens", str(n_tokens), "--measure-memory", name]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     return float(result.stdout.split()[-1]) if result.returncode == 0 else float("nan")
@@ -114,11 +114,12 @@ def main() -> None:
     parser.add_argument("--measure-memory", metavar="VARIANT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure_memory:
+        run = variant(options.measure_memory, options.tokens)
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts afresh, without that of loading
         with torch.no_grad():
-            variant(options.measure_memory, options.tokens)()
-        # ru_maxrss is in KiB on Linux and in bytes on macOS.
-        unit = 1 if sys.platform == "darwin" else 1024
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9)
+            run()
+        peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+        print(int(peak.split()[1]) * 1024 / 1e9)
         return
     names = OURS + (PEERS if options.peers else ())
     seconds = times(names, options.tokens, options.repeats)
