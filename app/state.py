@@ -16,9 +16,11 @@ from workbench.errors import WorkbenchError
 
 VERSION = "1"
 PAGES = ("heads", "pattern", "induction", "sinks")
+# In the demo model's language: names, an invented word and a list come back after various distances.
 SAMPLE_TEXT = (
-    "Mara met Tomas at the harbour. Mara gave Tomas a zorvant, and Tomas looked at the zorvant. "
-    "In the morning Tomas met Mara again. Tomas gave Mara the zorvant, and Mara was happy."
+    "Mara and Hugo went to the harbour. Mara gave the lantern to Hugo. A skaflar is a broken bottle. "
+    "Every skaflar is green. Names: Thea Niels Casper Dora Pavel. Names again: Thea Niels Casper Dora Pavel. "
+    "The skaflar of Mara is in the castle. Hugo saw the skaflar."
 )
 MAX_NAME = 500  # characters of a model's name or path
 MAX_INLINE = 1500  # bytes; a longer text goes into the URL as its digest

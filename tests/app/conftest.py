@@ -77,7 +77,7 @@ def watched(new_page: Callable[[], Page]) -> Iterator[Callable[[], Page]]:
 
     def open_page() -> Page:
         page = new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)  # a busy machine draws slowly
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         return page
