@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class HeadStatistics(Result):
-    """Scores [layer, head] (the names of SCORES), with ``…_low`` and ``…_high`` from 20 sequences on.
+    """Scores [layer, head] (the names of SCORES), with ``…_low`` and ``…_high`` where 20 sequences or more count.
 
     ``received`` [layer, head, key] is the mean weight that each key position gets from the real queries that see it.
     """
@@ -49,8 +49,8 @@ class HeadStatistics(Result):
         for name in self.score_names:
             layer, head = self.top(name, 1)[0]
             lines.append(
-                f"{name:<26}{self[name][layer, head]:>9.3f}  {f'L{layer}H{head}':<10}"
-                f"{self[name].mean():>14.3f}{self.coverage[name]:>11.0%}"
+                f"{name:<26}{self[name][layer, head]:>z9.3f}  {f'L{layer}H{head}':<10}"
+                f"{self[name].mean():>z14.3f}{self.coverage[name]:>11.0%}"
             )
         if absent := [name for name in SCORES if name not in self.score_names]:
             lines.append(f"Without a value, as no query of these inputs counts: {', '.join(absent)}.")
@@ -112,8 +112,8 @@ def head_statistics(
 ) -> HeadStatistics:
     """Every per-head attention statistic of a model on some inputs, in one run per batch and O(n) memory.
 
-    Means are taken over all rows of all sequences together. From 20 sequences on they come with a percentile bootstrap
-    interval over sequences.
+    Means are taken over all rows of all sequences together. Where at least 20 sequences have such rows, they come with
+    a percentile bootstrap interval over these sequences.
 
     Args:
         model: a HookedTransformer, or a TransformerBridge (O(n²) memory, sequences of one length).
@@ -136,8 +136,8 @@ def head_statistics(
     for name, score in measured.scores.items():
         about = SCORES[name]
         values: Sequence[tuple[str, np.ndarray, str]] = [("", score.mean, about.definition.format(k=sink_keys))]
-        if len(sequences) >= MIN_FOR_INTERVAL and score.counts.all():
-            low, high = score.interval(confidence, seed)
+        if (interval := score.interval(confidence, seed)) is not None:
+            low, high = interval
             end = f"end of the {confidence:.0%} bootstrap interval of {name} over sequences"
             values = [*values, ("_low", low, f"lower {end}"), ("_high", high, f"upper {end}")]
         for suffix, array, definition in values:

@@ -94,8 +94,8 @@ class InductionHeads(Result):
         if np.isnan(self.control_effect):
             return lines
         lines.append(
-            f"Without all {np.isfinite(self['peer_effect']).sum()} heads above prefix matching "
-            f"{self.settings['pattern_threshold']}: {float(self['group_effect']):+.3f}. "
+            f"Without all {(self['prefix_matching'] >= self.settings['pattern_threshold']).sum()} heads above prefix "
+            f"matching {self.settings['pattern_threshold']}: {float(self['group_effect']):+.3f}. "
             f"What counts as an effect: more than {self.control_effect:.3f} (controls)."
         )
         return lines
@@ -143,7 +143,7 @@ def induction_heads(
     spacing: Spacing = "fixed",
     seed: int = 0,
     prepend_bos: bool | None = None,
-    n_ablated: int = 5,
+    n_ablated: int | None = None,
     pattern_threshold: float = 0.3,
     progress: Progress = silent,
 ) -> InductionHeads:
@@ -159,13 +159,14 @@ def induction_heads(
 
     Args:
         model: a HookedTransformer, or a TransformerBridge.
-        n_ablated: 0 leaves the ablations out.
+        n_ablated: None means 5, or all heads where there are fewer; 0 leaves the ablations out.
         progress: called with the fraction done and what was done.
 
     Raises:
         ValueError: what repeated_random_tokens refuses, or an option out of its range.
     """
     n_heads = model.cfg.n_layers * model.cfg.n_heads
+    n_ablated = min(5, n_heads) if n_ablated is None else n_ablated
     if not 0 <= n_ablated <= n_heads:
         raise ValueError(f"n_ablated must be between 0 and {n_heads}, the number of heads, got {n_ablated}")
     if not 0 < pattern_threshold <= 1:

@@ -43,18 +43,21 @@ def ablation_check(
 ) -> tuple[list[str], dict[str, Quantity]]:
     """Ablates the ``n_candidates`` heads with the largest ``scores`` [layer, head], and controls.
 
+    The peers of a head with the pattern are all others with it, whether or not they are ablated alone as well.
+
     Returns:
         The names of the ablated heads, and the quantities along the axis "ablated".
     """
     prompts, rows = repetition.prompts, repetition.prompts.predictable
     candidates = highest(scores, n_candidates)
-    group = [head for head in candidates if scores[head] >= threshold]
+    group = highest(scores, int((scores >= threshold).sum()))
+    tested = [head for head in candidates if head in group]
     allowed = scores < threshold
     allowed[tuple(np.array(candidates).T)] = False
-    ablated = candidates + control_heads(group, allowed, seed)
+    ablated = candidates + control_heads(tested, allowed, seed)
     is_control = np.arange(len(ablated)) >= len(candidates)
-    without = [[peer for peer in group if peer != head] for head in group]
-    means = mean_head_outputs(model, repetition.others.tokens, sorted({layer for layer, _ in ablated}))
+    without = [[peer for peer in group if peer != head] for head in tested]
+    means = mean_head_outputs(model, repetition.others.tokens, sorted({layer for layer, _ in ablated + group}))
     with_means = [*([head] for head in ablated), group, *without]
     ablations = [Ablation(heads, means) for heads in with_means] + [Ablation([head]) for head in ablated]
     losses = ablated_losses(model, prompts.tokens, rows, ablations, progress)
@@ -64,7 +67,7 @@ def ablation_check(
     mean, mean_error = mean_and_error(effects[:n].T)
     zero, zero_error = mean_and_error(effects[-n:].T)
     peer, peer_error = np.full((2, n), np.nan)
-    for place, head in enumerate(group):
+    for place, head in enumerate(tested):
         further = effects[n] - effects[n + 1 + place]
         peer[candidates.index(head)], peer_error[candidates.index(head)] = mean_and_error(further)
     control = control_effect(mean[is_control])
@@ -82,9 +85,7 @@ def ablation_check(
         **_effect("mean", mean, mean_error, f"{_REPLACED} its mean per position on other sequences"),
         **_effect("zero", zero, zero_error, f"{_REPLACED} zeros"),
         **_effect("peer", peer, peer_error, f"further {_REPLACED} its mean, after those of all its peers"),
-        "group_effect": Quantity(
-            effects[n].mean(), (), _UNIT, "mean_effect of all candidates above the threshold together"
-        ),
+        "group_effect": Quantity(effects[n].mean(), (), _UNIT, "mean_effect of all heads above the threshold together"),
     }
 
 

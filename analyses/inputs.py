@@ -19,11 +19,12 @@ def read_text(path: str | os.PathLike) -> str:
         WorkbenchError: it cannot be read, or is not UTF-8.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # without the mark that some editors put first
     except UnicodeDecodeError as error:
+        encoding = "utf-16" if error.object.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
         raise WorkbenchError(
             f"{path} is not UTF-8 text (its byte {error.start} cannot be read); convert it, "
-            f"for instance with: iconv -f latin1 -t utf-8 {path}"
+            f"for instance with: iconv -f {encoding} -t utf-8 {path}"
         ) from None
     except OSError as error:
         raise WorkbenchError(f"cannot read the text file {path}: {error.strerror}") from None
@@ -50,18 +51,22 @@ def text_to_tokens(model: Any, text: str, max_tokens: int | None, *, shorten: st
 def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: int) -> Tensor:
     """Token ids [sequence, pos]: a text longer than ``length`` tokens is cut into sequences of that length.
 
+    Tokens that fill no whole sequence at the end are left out.
+
     Args:
-        max_tokens: keeps so many tokens of the text; None keeps the whole text.
+        max_tokens: cuts only the first so many tokens, BOS included; None takes the whole text.
 
     Raises:
         WorkbenchError: no tokenizer, or an empty text.
     """
     length = min(length, model.cfg.n_ctx)
-    limit = _count_tokens(model, text) if max_tokens is None else max_tokens
-    tokens = model.to_tokens(text, truncate=True)[:, :limit]
-    if tokens.shape[1] <= length:
-        return tokens
-    return chunked_text(model, text, length=length, max_chunks=max(1, limit // length))
+    n_tokens = _count_tokens(model, text)
+    if max_tokens is not None:
+        n_tokens = min(n_tokens, max_tokens)
+    if n_tokens <= length:
+        return model.to_tokens(text, truncate=True)[:, :n_tokens]
+    n_bos = int(model.tokenizer.bos_token_id is not None)  # each sequence starts with its own
+    return chunked_text(model, text, length=length, max_chunks=(n_tokens - n_bos) // (length - n_bos))
 
 
 def _count_tokens(model: Any, text: str) -> int:

@@ -50,7 +50,7 @@ class HeadPattern(Result):
             self.provenance.sentence(),
             f"L{settings['layer']}H{settings['head']}, queries {first_query} to {end_query - 1}, "
             f"keys {first_key} to {end_key - 1}, {how}.",
-            f"Mean entropy {self['entropy'].mean():.3f} nats, mean largest weight {self['max_weight'].mean():.3f}.",
+            f"Mean entropy {self['entropy'].mean():z.3f} nats, mean largest weight {self['max_weight'].mean():.3f}.",
             f"Most attended: {self.coordinates['key'][most]!r} at {first_key + most}, with {received[most]:.1%} of the "
             "weight of these queries.",
         ))  # fmt: skip

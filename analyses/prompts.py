@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 Spacing = Literal["fixed", "random gaps"]
 
+MAX_SEED = 2**63 - 2  # an analysis takes the next one as well
 GAPS_PER_COPY = 8  # "random gaps" cuts a copy about once in so many tokens
 
 
@@ -64,8 +65,10 @@ def repeated_random_tokens(
     if spacing not in get_args(Spacing):
         raise ValueError(f"spacing must be one of {', '.join(map(repr, get_args(Spacing)))}, got {spacing!r}")
     for name, value, least in (("length", length, 2), ("n_sequences", n_sequences, 1), ("n_copies", n_copies, 2)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed must be a whole number from 0 to {MAX_SEED}, got {seed!r}")
     bos = bos_token(model, prepend_bos)
     n_fillers = length * (n_copies - 1) if spacing == "random gaps" else 0
     n_positions = (bos is not None) + length * n_copies + n_fillers
@@ -139,6 +142,8 @@ def chunked_text(
             f"the text has {len(ids)} tokens, which do not fill one sequence of {length}; "
             "choose a smaller length or a longer text"
         )
+    if max_chunks is not None and max_chunks < 1:
+        raise ValueError(f"max_chunks must be at least 1, or None for all, got {max_chunks}")
     if max_chunks is not None:
         n_chunks = min(n_chunks, max_chunks)
     chunks = torch.tensor(ids[: n_chunks * (length - n_bos)]).view(n_chunks, length - n_bos)

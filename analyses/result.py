@@ -84,7 +84,7 @@ class Provenance:
         plural = "s" if self.n_sequences > 1 else ""
         return (
             f"{self.model_name} ({self.weights}{revision}), {self.n_sequences} sequence{plural}, "
-            f"{self.n_tokens:,} tokens, {self.bos}."
+            f"{self.n_tokens:,} token{'s' if self.n_tokens > 1 else ''}, {self.bos}."
         )
 
 
@@ -231,14 +231,14 @@ def load_result(path: str | os.PathLike) -> Result:
             provenance=Provenance(**description["provenance"]),
             **{name: description[name] for name in ("settings", "coverage", "coordinates")},
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OSError, zipfile.BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ResultFileError(f"{description_path} does not describe {arrays_path.name}: {error}") from error
 
 
 def _read_description(path: Path) -> dict[str, Any]:
     try:
         description = json.loads(_read(path))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ResultFileError(f"{path} is not readable as JSON ({error}); it is damaged or no saved result") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ResultFileError(f"{path} is no saved result of this workbench")
@@ -246,13 +246,14 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise ResultFileError(
             f"{path} has format version {description.get('format_version')!r}, this workbench reads {FORMAT_VERSION}"
         )
-    if description.get("kind") not in _CLASSES:
+    if str(description.get("kind")) not in _CLASSES:
         raise ResultFileError(f"{path} holds a result of the unknown kind {description.get('kind')!r}")
     required = {"arrays_sha256", "quantities", "provenance", "settings", "coverage", "coordinates"}
     if missing := sorted(required - set(description)):
         raise ResultFileError(f"{path} is incomplete: it lacks {', '.join(missing)}")
-    if unknown := sorted(set(description["provenance"]) ^ {f.name for f in fields(Provenance)}):
-        raise ResultFileError(f"{path} has other provenance fields than expected: {', '.join(unknown)}")
+    provenance = description["provenance"]
+    if not isinstance(provenance, dict) or set(provenance) != {f.name for f in fields(Provenance)}:
+        raise ResultFileError(f"{path} has other provenance fields than expected; it was edited or is damaged")
     return description
 
 

@@ -129,7 +129,7 @@ def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRe
     """
     mask = None if bool(sequences.real.all()) else sequences.real
     if emits_statistics(model):
-        return model.run_with_statistics(sequences.tokens, request, attention_mask=mask, return_type=None)[1]
+        return _finite(model.run_with_statistics(sequences.tokens, request, attention_mask=mask, return_type=None)[1])
     if mask is not None:
         raise ValueError("sequences of unequal length need a HookedTransformer; pass sequences of one length")
     layers = []
@@ -137,7 +137,19 @@ def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRe
         name = f"blocks.{layer}.attn.hook_pattern"
         pattern = cached(model, sequences, [name])[name]
         layers.append(pattern_statistics(pattern, mask=AttentionMask(), request=request))
-    return ModelStatistics(layers)
+    return _finite(ModelStatistics(layers))
+
+
+def _finite(statistics: ModelStatistics) -> ModelStatistics:
+    """The statistics of a model whose scores are numbers in every layer: means over others would mean nothing."""
+    for name in {"lse", "entropy", "max_weight"} & set(statistics):
+        broken = statistics[name].isnan().flatten(1).any(dim=1).nonzero().flatten().tolist()
+        if broken:
+            raise ValueError(
+                f"the attention of layer {broken[0]} is not finite: the weights hold NaN or infinity, or its scores "
+                "exceed the range of the model's type; load the model in float32, or mend the weights"
+            )
+    return statistics
 
 
 @torch.no_grad()

@@ -101,11 +101,16 @@ class HeadScore:
     def coverage(self) -> float:
         return self.rows / self.n_rows
 
-    def interval(self, confidence: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Percentile bootstrap over sequences (Efron & Tibshirani 1993, chapter 13): low and high [layer, head]."""
-        counts = self.counts.reshape(-1, 1, 1) * np.ones_like(self.sums)
+    def interval(self, confidence: float, seed: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Percentile bootstrap over the sequences with rows that count (Efron & Tibshirani 1993, chapter 13).
+
+        Returns low and high, each [layer, head], or None for fewer than 20 such sequences.
+        """
+        sums, counts = self.sums[self.counts > 0], self.counts[self.counts > 0]
+        if len(counts) < MIN_FOR_INTERVAL:
+            return None
         found = scipy.stats.bootstrap(
-            (self.sums, counts),
+            (sums, counts.reshape(-1, 1, 1) * np.ones_like(sums)),
             lambda sums, counts, axis: sums.sum(axis=axis) / counts.sum(axis=axis),
             paired=True,
             vectorized=True,

@@ -285,10 +285,14 @@ def _write(result: Result, stem: Path, frame: pd.DataFrame) -> None:
 def _text_of(options: argparse.Namespace) -> str | None:
     """The text to analyse, read and checked before anything slow begins; None for random tokens."""
     from workbench.analyses.inputs import read_text
+    from workbench.tokens import check_characters
 
     if options.random:
+        if options.max_tokens is not None:
+            raise WorkbenchError("--max-tokens shortens a text; random tokens have --length and --sequences")
         return None
     text = options.prompt if options.prompt is not None else read_text(options.text)
+    check_characters(text)
     if not text.strip():
         raise WorkbenchError(f"{options.text or 'the prompt'} is empty; give some words to analyse")
     return text
@@ -306,9 +310,10 @@ def _checked_device(name: str) -> str:
     import torch
 
     try:
-        torch.empty(0, device=name)
+        if torch.empty(0, device=name).is_meta:
+            raise RuntimeError("it holds no values")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on to list all that it knows
         raise WorkbenchError(f"--device {name} cannot be used ({reason}); leave it out to run on the CPU") from None
     return name
 
@@ -332,7 +337,7 @@ def _print_result(result: Result, frame: pd.DataFrame, options: argparse.Namespa
     scores.sort(key=lambda score: score != options.sort)
     frame = frame.sort_values(scores[0], ascending=False, kind="stable").head(options.top)
     rows = [
-        (f"L{row['layer']:.0f}H{row['head']:.0f}", *(f"{row[score]:.3f}" for score in scores))
+        (f"L{row['layer']:.0f}H{row['head']:.0f}", *(f"{row[score]:z.3f}" for score in scores))
         for _, row in frame.iterrows()
     ]
     titles = [options.scores[score] for score in scores]

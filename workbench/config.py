@@ -65,7 +65,8 @@ class TransformerConfig:
         if self.n_key_value_heads is None:
             object.__setattr__(self, "n_key_value_heads", self.n_heads)
         for name in ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "n_ctx", "n_key_value_heads"):
-            if not isinstance(size := getattr(self, name), int) or size < 1:
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a positive integer, got {size!r}")
         if self.n_heads % self.n_key_value_heads:
             raise ValueError(
@@ -77,8 +78,11 @@ class TransformerConfig:
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
         for name in ("eps", "rotary_base", "attn_scale"):
-            if (number := getattr(self, name)) is not None and not 0 < number < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {number!r}")
+            number = getattr(self, name)
+            if number is None and name == "attn_scale":
+                continue
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
+                raise ValueError(f"{name} must be a positive and finite number, got {number!r}")
 
     @property
     def query_key_scale(self) -> float:

@@ -41,19 +41,19 @@ class GenerationMethods:
         """
         if isinstance(input, Tensor):
             tokens = check_tokens(input, self.cfg).to(self.cfg.device)
-            mask = torch.ones_like(tokens) if attention_mask is None else attention_mask.to(self.cfg.device)
+            real = self._real_tokens(attention_mask, tuple(tokens.shape))
+            mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
             if not bool(mask[:, -1].all()):
                 raise ValueError("generate continues the last token of each row, so pads belong on the left")
         else:
             tokens, mask = self.to_tokens(
                 input, prepend_bos=prepend_bos, padding_side="left", return_attention_mask=True
             )
-        mask = mask.bool()
         longest = int(mask.sum(dim=1).max())
-        if max_new_tokens < 1 or longest + max_new_tokens > self.cfg.n_ctx:
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1 or longest + max_new_tokens > self.cfg.n_ctx:
             raise ValueError(
                 f"max_new_tokens must be between 1 and {self.cfg.n_ctx - longest}, which is what the context of "
-                f"{self.cfg.n_ctx} leaves after a prompt of {longest} tokens; got {max_new_tokens}"
+                f"{self.cfg.n_ctx} leaves after a prompt of {longest} tokens; got {max_new_tokens!r}"
             )
         eos = self.tokenizer.eos_token_id if self.tokenizer is not None and stop_at_eos else None
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)

@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 from transformer_lens.ActivationCache import ActivationCache
-from transformer_lens.hook_points import HookPoint
+from transformer_lens.hook_points import HookPoint as BaseHookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
 from workbench.config import TransformerConfig
@@ -39,7 +39,25 @@ _OPTIONAL_HOOKS = {
 }
 
 
-class ReadOnlyHookPoint(HookPoint):
+class HookPoint(BaseHookPoint):
+    """TransformerLens' hook point. What a hook returns takes the value's place, so it must have its shape.
+
+    Raises (when called):
+        ValueError: a hook returned something else, which broadcasting might carry on in silence.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = super().__call__(x)
+        if y is not x and (not isinstance(y, Tensor) or y.shape != x.shape):
+            found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(
+                f"a hook on {self.name} must return a tensor of the shape {list(x.shape)}, or None to leave the value; "
+                f"got {found}"
+            )
+        return y
+
+
+class ReadOnlyHookPoint(BaseHookPoint):
     """A hook point whose value the model reports but does not use; a hook that edits it raises.
 
     Raises (when called):
@@ -47,9 +65,11 @@ class ReadOnlyHookPoint(HookPoint):
     """
 
     def __call__(self, x: Tensor) -> Tensor:
-        version = None if x.is_inference() else x._version
-        edited = super().__call__(x) is not x or (version is not None and x._version != version)
-        if edited:
+        before = torch.nan_to_num(x) if x.is_inference() else None  # inference tensors count no versions
+        version = x._version if before is None else 0
+        replaced = super().__call__(x) is not x
+        changed = x._version != version if before is None else not torch.equal(torch.nan_to_num(x), before)
+        if replaced or changed:
             raise ValueError(
                 f"{self.name} is read-only: it reports a statistic, so an edit would change nothing. "
                 "Return None from the hook; to intervene, hook attn.hook_pattern, attn.hook_z or attn.hook_v."
@@ -140,6 +160,8 @@ def select_hook_names(names: NamesFilter, available: Iterable[str]) -> list[str]
         if not selected:
             raise ValueError("the hook filter matches no hook point of this model; model.hook_dict lists them")
         return selected
+    if not isinstance(names, (str, Collection)):
+        raise ValueError(f"hook names must be a name, a collection of names or a predicate, got {names!r}")
     wanted = [names] if isinstance(names, str) else list(names)
     if not wanted:
         raise ValueError("the list of hook names is empty; name a hook point or leave the filter out")

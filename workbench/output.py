@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.paths import expand_home
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def output_folder(path: str | os.PathLike) -> Iterator[Path]:
     Raises:
         WorkbenchError: ``path`` is a file, or cannot be written.
     """
-    target = Path(path).expanduser()
+    target = expand_home(path)
     parent = target
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -94,11 +94,27 @@ def _stack(values: list[Any]) -> Tensor | dict[str, Tensor]:
 
 
 @dataclass(eq=False)
+class StatisticsCollector:
+    """What every layer of one forward pass computes, and what the layers have computed so far.
+
+    Raises:
+        ValueError: ``request`` is no StatisticsRequest.
+    """
+
+    request: StatisticsRequest
+    layers: list[AttentionStatistics] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.request, StatisticsRequest):
+            raise ValueError(f"the request must be a StatisticsRequest, got {type(self.request).__name__}")
+
+
+@dataclass(eq=False)
 class AttentionContext:
     """What all layers of one forward pass share.
 
     tokens [batch, pos] are absent in a run that starts from a residual; ``rotation`` is None without rotary positions.
-    ``collected`` is None unless run_with_statistics asked for ``user_request`` in every layer.
+    ``collector`` is None unless run_with_statistics asked for ``user_request`` in every layer.
     """
 
     mask: AttentionMask
@@ -107,7 +123,7 @@ class AttentionContext:
     shape: tuple[int, int]
     device: torch.device
     user_request: StatisticsRequest
-    collected: list[AttentionStatistics] | None = None
+    collector: StatisticsCollector | None = None
 
     @cached_property
     def request(self) -> StatisticsRequest:
@@ -125,28 +141,26 @@ class AttentionContext:
         Raises:
             ValueError: a hook whose parameters the request does not give.
         """
-        fields = {field for name in hooks if (field := STATISTIC_HOOKS[name].field)}
-        for field in fields - _SWITCHES:
-            if not _is_given(getattr(self.user_request, field)):
+        fields = {wanted for name in hooks if (wanted := STATISTIC_HOOKS[name].field)}
+        for name in fields - _SWITCHES:
+            if not _is_given(getattr(self.user_request, name)):
                 raise ValueError(
-                    f"the hook for {field} needs its parameters: set model.statistics_request to a "
-                    f"StatisticsRequest with {field}=…"
+                    f"the hook for {name} needs its parameters: set model.statistics_request to a "
+                    f"StatisticsRequest with {name}=…"
                 )
-        if self.collected is not None:
+        if self.collector is not None:
             switched: dict[str, Any] = dict.fromkeys(fields & _SWITCHES, True)
             return dataclasses.replace(self.request, **switched)
         if not fields:
             return None
-        chosen: dict[str, Any] = {
-            field: True if field in _SWITCHES else getattr(self.request, field) for field in fields
-        }
+        chosen: dict[str, Any] = {name: True if name in _SWITCHES else getattr(self.request, name) for name in fields}
         if "received" in fields:
             chosen["query_weights"] = self.request.query_weights
         return StatisticsRequest(**chosen)
 
     def collect(self, output: AttentionOutput) -> None:
-        if self.collected is not None:
-            self.collected.append(output.statistics)
+        if self.collector is not None:
+            self.collector.layers.append(output.statistics)
 
     def _first_real_tokens(self, count: int) -> Tensor | int:
         """Positions [batch, m] of the first ``count`` real tokens of each sequence and document; −1 fills the rest."""
@@ -184,7 +198,7 @@ class AttentionContext:
         return labels
 
 
-_SWITCHES = {field.name for field in dataclasses.fields(StatisticsRequest) if isinstance(field.default, bool)}
+_SWITCHES = {f.name for f in dataclasses.fields(StatisticsRequest) if isinstance(f.default, bool)}
 
 
 def rank_in_document(real: Tensor, documents: Tensor | None) -> Tensor:

@@ -39,6 +39,8 @@ class TokenMethods:
             ValueError: no tokenizer, no text, a text longer than the context, or texts of unequal length without
                 ``return_attention_mask``, so that pads are never attended in silence.
         """
+        if not isinstance(input, Sequence):
+            raise ValueError(f"expected a text or several, got {type(input).__name__}; token ids go in as a tensor")
         texts = [input] if isinstance(input, str) else list(input)
         rows = [self._encode(text, prepend_bos) for text in texts]
         if not rows or not all(rows):
@@ -122,6 +124,7 @@ class TokenMethods:
     def _encode(self, text: str, prepend_bos: bool | None) -> list[int]:
         if not isinstance(text, str):
             raise ValueError(f"expected text, got {type(text).__name__}; token ids go in as a tensor")
+        check_characters(text)
         tokenizer = self._require_tokenizer()
         bos = tokenizer.bos_token_id
         if prepend_bos and bos is None:
@@ -137,6 +140,16 @@ class TokenMethods:
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: pass token ids, or load it with tokenizer=…")
         return self.tokenizer
+
+
+def check_characters(text: str) -> None:
+    """Raises ValueError where a text holds halves of characters, as undecodable bytes of a command line become."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text is not valid Unicode (its character {error.start} is none); leave that out"
+        ) from None
 
 
 def check_tokens(tokens: Tensor, cfg: TransformerConfig) -> Tensor:

@@ -19,7 +19,13 @@ from workbench.config import AttentionBackend, TransformerConfig
 from workbench.generation import GenerationMethods
 from workbench.hooks import HookedModel, HookPoint
 from workbench.kernels import AttentionMask, StatisticsRequest
-from workbench.statistics import DEFAULT_REQUEST, AttentionContext, ModelStatistics, rank_in_document
+from workbench.statistics import (
+    DEFAULT_REQUEST,
+    AttentionContext,
+    ModelStatistics,
+    StatisticsCollector,
+    rank_in_document,
+)
 from workbench.tokens import TokenMethods, check_tokens
 from workbench.weights import WeightViews
 
@@ -42,8 +48,6 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
         self.cfg = cfg
         self.tokenizer = tokenizer
         self.statistics_request: StatisticsRequest = DEFAULT_REQUEST
-        self._collected: list | None = None  # what run_with_statistics gathers while it runs
-        self._collected_request: StatisticsRequest = DEFAULT_REQUEST
         self.embed = Embed(cfg)
         self.hook_embed = HookPoint()
         if cfg.positional_embedding_type == "learned":
@@ -106,6 +110,7 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
         padding_side: Literal["left", "right"] | None = None,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
+        collector: StatisticsCollector | None = None,
     ) -> Any:
         """Runs the model.
 
@@ -119,6 +124,7 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
             position_ids: [batch, pos]; by default they count the real tokens of each sequence (and document).
             documents: int64 [batch, pos], runs of equal ids: packed texts that do not see each other.
             stop_at_layer: return the residual that enters this layer; neither norm nor unembedding runs.
+            collector: where the statistics of all layers go, as ``run_with_statistics`` asks.
 
         Raises:
             ValueError: an argument that does not fit, in words that say which and why.
@@ -131,7 +137,7 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
         documents = self._checked_documents(documents, shape)
         position_ids = self._position_ids(position_ids, attention_mask, documents, shape)
         residual = x if tokens is None else self._embed(tokens, position_ids)
-        context = self._attention_context(tokens, attention_mask, documents, position_ids, shape)
+        context = self._attention_context(tokens, attention_mask, documents, position_ids, shape, collector)
         for block in self.blocks[first:last]:
             residual = block(residual, context)
         if stop_at_layer is not None:
@@ -159,25 +165,28 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
         Args:
             request: what to compute; None means ``model.statistics_request``.
             **forward_arguments: those of the model's call, ``return_type`` among them.
+
+        Raises:
+            ValueError: as the model's call, or a range of layers that is empty.
         """
-        previous = self._collected, self._collected_request
-        self._collected, self._collected_request = [], request or self.statistics_request
-        try:
-            output = self(input, **forward_arguments)
-            first, _ = self._layer_range(forward_arguments.get("start_at_layer"), None)
-            return output, ModelStatistics(self._collected, first)
-        finally:
-            self._collected, self._collected_request = previous
+        collector = StatisticsCollector(self.statistics_request if request is None else request)
+        first, last = (forward_arguments.get(name) for name in ("start_at_layer", "stop_at_layer"))
+        first, last = self._layer_range(first, last)
+        if first >= last:
+            raise ValueError("statistics need a layer that runs, but start_at_layer and stop_at_layer leave none")
+        output = self(input, collector=collector, **forward_arguments)
+        return output, ModelStatistics(collector.layers, first)
 
     def _read_input(
         self, input: Any, start_at_layer: int | None, attention_mask: Tensor | None, prepend_bos: Any, padding_side: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens [batch, pos], or with start_at_layer the residual [batch, pos, d_model]; and the attention mask."""
         if start_at_layer is not None:
-            if not isinstance(input, Tensor) or input.dim() != 3 or input.shape[-1] != self.cfg.d_model:
+            is_stream = isinstance(input, Tensor) and input.is_floating_point() and input.dim() == 3 and input.numel()
+            if not is_stream or input.shape[-1] != self.cfg.d_model:
                 raise ValueError(
                     f"with start_at_layer, input must be a residual stream [batch, pos, {self.cfg.d_model}], "
-                    f"got {tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__}"
+                    f"got {_kind(input)}"
                 )
             return input.to(self.cfg.device), attention_mask
         if isinstance(input, Tensor):
@@ -191,8 +200,8 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
     def _layer_range(self, start: int | None, stop: int | None) -> tuple[int, int]:
         layers = self.cfg.n_layers
         for name, value in (("start_at_layer", start), ("stop_at_layer", stop)):
-            if value is not None and not -layers <= value <= layers:
-                raise ValueError(f"{name} must be between {-layers} and {layers}, got {value}")
+            if value is not None and (not isinstance(value, int) or not -layers <= value <= layers):
+                raise ValueError(f"{name} must be a whole number between {-layers} and {layers}, got {value!r}")
         first = 0 if start is None else start % layers if start < 0 else start
         last = layers if stop is None else stop % layers if stop < 0 else stop
         return first, last
@@ -201,8 +210,10 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
         """bool [batch, pos], or None where every token is real."""
         if attention_mask is None:
             return None
-        if tuple(attention_mask.shape) != shape:
-            raise ValueError(f"attention_mask must have the input's shape {shape}, got {tuple(attention_mask.shape)}")
+        if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != shape:
+            raise ValueError(
+                f"attention_mask must be a tensor of the input's shape {shape}, got {_kind(attention_mask)}"
+            )
         real = attention_mask.to(self.cfg.device)
         if real.dtype != torch.bool and not bool(((real == 0) | (real == 1)).all()):
             raise ValueError("attention_mask must hold only 0 (pad) and 1 (real token)")
@@ -212,11 +223,8 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
     def _checked_documents(self, documents: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
         if documents is None:
             return None
-        if tuple(documents.shape) != shape or documents.dtype.is_floating_point:
-            raise ValueError(
-                f"documents must be integers of the input's shape {shape}, "
-                f"got {documents.dtype} {tuple(documents.shape)}"
-            )
+        if not _holds_integers(documents) or tuple(documents.shape) != shape:
+            raise ValueError(f"documents must be integers of the input's shape {shape}, got {_kind(documents)}")
         return documents.to(self.cfg.device, torch.int64)
 
     def _position_ids(
@@ -224,11 +232,13 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
     ) -> Tensor:
         """int64 [batch, pos]. Pads never shift the positions of real tokens."""
         if given is not None:
+            if not _holds_integers(given):
+                raise ValueError(f"position_ids must be integers of the input's shape {shape}, got {_kind(given)}")
             position_ids = given.to(self.cfg.device, torch.int64)
             if position_ids.dim() == 1:
                 position_ids = position_ids[None]
             if position_ids.shape not in (torch.Size(shape), torch.Size((1, shape[1]))):
-                raise ValueError(f"position_ids must have the input's shape {shape}, got {tuple(given.shape)}")
+                raise ValueError(f"position_ids must be integers of the input's shape {shape}, got {_kind(given)}")
             position_ids = position_ids.expand(shape)
         elif real is None and documents is None:
             position_ids = torch.arange(shape[1], device=self.cfg.device).expand(shape)
@@ -251,7 +261,7 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
 
     def _attention_context(
         self, tokens: Tensor | None, real: Tensor | None, documents: Tensor | None, position_ids: Tensor,
-        shape: tuple[int, int],
+        shape: tuple[int, int], collector: StatisticsCollector | None,
     ) -> AttentionContext:  # fmt: skip
         cfg, rotation = self.cfg, None
         if cfg.positional_embedding_type == "rotary":
@@ -262,8 +272,8 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
             tokens=tokens,
             shape=shape,
             device=cfg.device,
-            user_request=self.statistics_request if self._collected is None else self._collected_request,
-            collected=self._collected,
+            user_request=self.statistics_request if collector is None else collector.request,
+            collector=collector,
         )
 
     # Switches
@@ -303,6 +313,15 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
             if parameter.dim() > 1 and not parameter.is_meta:
                 into_residual = name.endswith(("W_O", "W_out"))
                 nn.init.normal_(parameter, std=0.02 / (2 * self.cfg.n_layers) ** 0.5 if into_residual else 0.02)
+
+
+def _holds_integers(value: Any) -> bool:
+    floating = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, Tensor) and not floating and value.dtype != torch.bool
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def next_token_loss(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -169,6 +170,17 @@ def test_intervals_come_from_twenty_sequences_on(random_model: HookedTransformer
     assert (narrow["entropy_high"] - narrow["entropy_low"] < found["entropy_high"] - found["entropy_low"]).all()
 
 
+def test_sequences_without_rows_for_a_score_leave_the_others_their_interval(random_model: HookedTransformer) -> None:
+    tokens = torch.randint(0, 20, (21, 30), generator=torch.Generator().manual_seed(5))
+    tokens[20] = torch.arange(30)  # no token comes twice
+    found, without = head_statistics(random_model, tokens), head_statistics(random_model, tokens[:20])
+    for end in ("prefix_matching_low", "prefix_matching_high"):
+        np.testing.assert_allclose(found[end], without[end], atol=1e-9)
+    tokens[19] = torch.arange(30)
+    fewer = head_statistics(random_model, tokens)
+    assert "prefix_matching_low" not in fewer and "entropy_low" in fewer
+
+
 def test_the_interval_is_that_of_the_mean_over_sequences(random_model: HookedTransformer) -> None:
     tokens = torch.randint(0, 20, (40, 12), generator=torch.Generator().manual_seed(6))
     found = head_statistics(random_model, tokens)
@@ -233,3 +245,10 @@ def test_unknown_scores_and_layers_are_refused(random_model: HookedTransformer) 
         found.figure("map", score="entropi")
     with pytest.raises(ValueError, match="between 0 and 2"):
         found.figure("received", layer=3)
+
+
+def test_weights_that_are_no_numbers_give_no_scores(random_model: HookedTransformer) -> None:
+    broken = copy.deepcopy(random_model)
+    broken.blocks[1].attn.W_K.data[0] = float("nan")
+    with pytest.raises(ValueError, match="the attention of layer 1 is not finite"):
+        head_statistics(broken, torch.arange(3, 9)[None])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench import HookedTransformer
+from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import InductionHeads, induction_heads, repeated_random_tokens
 from workbench.analyses.induction_ablation import control_heads, verdict
 from workbench.analyses.interventions import Ablation, ablated_losses, mean_head_outputs
@@ -59,6 +59,20 @@ def test_two_heads_that_replace_each_other_are_redundant(hand_built_model: Calla
     found = induction_heads(hand_built_model(LENGTH, induction_heads=2), length=LENGTH, n_sequences=4, n_ablated=3)
     assert verdicts(found)["L1H0"] == verdicts(found)["L1H1"] == "redundant"
     assert (found["mean_effect"][:3] < 0.01).all() and found["group_effect"] > 4
+
+
+def test_peers_are_all_heads_with_the_pattern(hand_built_model: Callable[..., HookedTransformer]) -> None:
+    found = induction_heads(
+        hand_built_model(LENGTH, induction_heads=2),
+        length=LENGTH,
+        n_sequences=4,
+        spacing="random gaps",
+        n_ablated=1,
+        pattern_threshold=0.5,
+    )
+    assert found["verdict"][0] == "redundant"  # its twin stands in for it, and is not ablated alone here
+    assert found["mean_effect"][0] < 0.01 and found["peer_effect"][0] > 2
+    assert "Without all 2 heads above" in found.summary()
 
 
 def test_the_feeding_head_costs_as_much_as_the_induction_head(
@@ -184,3 +198,9 @@ def test_progress_only_grows_and_ends_at_one(random_model: HookedTransformer) ->
 def test_bad_options_are_refused(random_model: HookedTransformer, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         induction_heads(random_model, **({"length": 10} | options))
+
+
+def test_a_model_of_few_heads_is_checked_whole() -> None:
+    sizes = dict(n_layers=1, n_heads=2, d_model=8, d_head=4, d_mlp=8, d_vocab=40, n_ctx=24)
+    found = induction_heads(HookedTransformer(TransformerConfig(**sizes)).eval(), length=8, n_sequences=2)
+    assert found.settings["n_ablated"] == 2

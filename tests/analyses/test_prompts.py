@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.analyses import chunked_text, repeated_random_tokens
+from workbench.analyses.inputs import text_to_sequences
 
 
 class Tokenizer:
@@ -95,6 +96,9 @@ def test_bos_can_be_left_out_and_is_refused_where_there_is_none() -> None:
         ({"length": 1}, "length must be at least 2"),
         ({"n_sequences": 0}, "n_sequences must be at least 1"),
         ({"n_copies": 1}, "n_copies must be at least 2"),
+        ({"length": 4.5}, "length must be at least 2 and whole"),
+        ({"seed": -1}, "seed must be a whole number from 0"),
+        ({"seed": 2**64}, "seed must be a whole number from 0"),
         ({"spacing": "loose"}, "spacing must be one of"),
     ],
 )
@@ -127,3 +131,13 @@ def test_text_that_cannot_be_cut_is_refused(text: str, length: int, message: str
         chunked_text(model_with(12, tokenizer=Tokenizer()), text, length=length)
     with pytest.raises(ValueError, match="no tokenizer"):
         chunked_text(model_with(12), text, length=length)
+
+
+def test_sequences_cover_the_text_up_to_the_limit() -> None:
+    model = model_with(12, tokenizer=Tokenizer())
+    text = "".join(chr(97 + place % 10) for place in range(63))
+    everything = [1 + ord(character) % 10 for character in text]
+    for max_tokens, n_sequences in ((None, 9), (1000, 9), (64, 9), (63, 8), (15, 2), (14, 1), (9, 1)):
+        found = text_to_sequences(model, text, max_tokens, length=8)  # seven tokens of the text and BOS each
+        assert found.shape == (n_sequences, 8) and (found[:, 0] == 0).all()
+        assert found[:, 1:].flatten().tolist() == everything[: 7 * n_sequences]

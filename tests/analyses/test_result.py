@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -139,7 +140,17 @@ def damage_json(folder: Path, **changes: Any) -> None:
             "does not describe",
         ),
         (lambda f: damage_json(f, quantities=3), "does not describe"),
+        (lambda f: damage_json(f, kind=["head_statistics"]), "unknown kind"),
         (lambda f: damage_json(f, provenance={"model_name": "m"}), "provenance"),
+        (lambda f: damage_json(f, provenance=5), "provenance"),
+        (lambda f: (f / "r.json").write_text("[" * 100_000), "not readable as JSON"),
+        (
+            lambda f: (
+                (f / "r.npz").write_bytes(b""),
+                damage_json(f, arrays_sha256=hashlib.sha256(b"").hexdigest()),
+            ),
+            "does not describe",
+        ),
         (lambda f: damage_json(f, coordinates={"head": ["only one"]}), "does not describe"),
     ],
 )
@@ -155,8 +166,6 @@ def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
     saved.save(tmp_path / "r")
     with (tmp_path / "r.npz").open("wb") as file:
         np.savez(file, entropy=np.array([{"an": "object"}], dtype=object))
-    import hashlib
-
     damage_json(tmp_path, arrays_sha256=hashlib.sha256((tmp_path / "r.npz").read_bytes()).hexdigest())
     with pytest.raises(ResultFileError, match="allow_pickle"):
         load_result(tmp_path / "r")

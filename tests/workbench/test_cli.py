@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from workbench import cli
 from workbench.analyses import HeadStatistics, load_result
+from workbench.analyses.inputs import read_text
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 
 COMMAND = [sys.executable, "-c", "import sys; from workbench.cli import main; sys.exit(main())"]
@@ -123,6 +124,11 @@ def test_max_tokens_keeps_the_beginning_of_a_text_file(folder: Path, tmp_path: P
     assert cli.main(["heads", str(folder), "--prompt", "a b c d e f g " * 7, "--out", str(tmp_path / "short")]) == 0
     cut, short = load_result(tmp_path / "cut" / "heads"), load_result(tmp_path / "short" / "heads")
     assert isinstance(cut, HeadStatistics) and cut.provenance.inputs_sha256 == short.provenance.inputs_sha256
+
+
+def test_the_mark_that_editors_put_first_is_no_text(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "marked.txt").write_text("a b c", encoding="utf-8-sig")
+    assert read_text(tmp_path / "marked.txt") == "a b c"
 
 
 def test_a_long_text_becomes_sequences_for_sinks(folder: Path, tmp_path: Path) -> None:
@@ -234,12 +240,19 @@ def test_texts_that_cannot_be_analysed(refused: Refused, tmp_path: Path, folder:
         text.write_text(empty)
         assert "is empty" in refused("sinks", folder, "--text", text)
     assert "later queries" in refused("sinks", folder, "--prompt", "a b c")
+    text.write_bytes("a b c".encode("utf-16"))
+    assert "iconv -f utf-16" in refused("heads", folder, "--text", text)
+    assert "not valid Unicode" in refused("heads", folder, "--prompt", "a \udcff b")
 
 
 def test_options_that_do_not_fit_the_model(
     refused: Refused, tmp_path: Path, folder: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     assert "choose a smaller length" in refused("induction", folder, "--length", "90")
+    for seed in ("-1", str(2**64)):
+        assert "seed must be a whole number" in refused("induction", folder, "--length", "8", "--seed", seed)
+    assert "--length and --sequences" in refused("heads", folder, "--random", "--max-tokens", "5")
+    assert "--device meta cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "meta")
     assert "--device nonsense cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "nonsense")
     silent = save_model(tmp_path / "silent", None)
     assert "has no tokenizer" in refused("heads", silent, "--prompt", "a")

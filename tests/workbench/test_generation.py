@@ -44,6 +44,18 @@ def test_no_room_in_the_context_is_refused(pair, tokens):
         pair.model.generate(tokens, max_new_tokens=11)
 
 
+@pytest.mark.parametrize("max_new_tokens", [0, -1, 1.5, "x"])
+def test_a_number_of_tokens_that_is_none_is_refused(pair, tokens, max_new_tokens):
+    with pytest.raises(ValueError, match="max_new_tokens must be between"):
+        pair.model.generate(tokens[:, :9], max_new_tokens=max_new_tokens)
+
+
+@pytest.mark.parametrize("mask", [torch.full((3, 9), 0.5), torch.ones(9)])
+def test_a_mask_that_does_not_fit_is_refused(pair, tokens, mask):
+    with pytest.raises(ValueError, match="attention_mask must"):
+        pair.model.generate(tokens[:, :9], max_new_tokens=2, attention_mask=mask)
+
+
 def test_pads_on_the_right_are_refused(pair, tokens):
     mask = torch.ones_like(tokens[:, :9])
     mask[0, -1] = 0

@@ -179,3 +179,28 @@ def test_gradients_reach_backward_hooks(pair, tokens):
         pair.model(tokens, return_type="loss").backward()
     assert all(gradients[name].abs().sum() > 0 for name in names)
     pair.model.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("ln_final.hook_normalized", lambda x: 5),
+        ("ln_final.hook_normalized", lambda x: x.mean()),
+        ("blocks.1.hook_resid_post", lambda x: x[:1]),
+        ("blocks.1.attn.hook_z", lambda x: x[..., :-1]),
+        ("blocks.0.attn.hook_pattern", lambda x: x[None]),
+        ("hook_embed", lambda x: (x,)),
+        ("hook_embed", lambda x: False),
+    ],
+)
+def test_a_hook_that_returns_no_such_value_is_named(pair, tokens, name, edit):
+    with pytest.raises(ValueError, match=f"a hook on {name} must return a tensor of the shape"):
+        pair.model.run_with_hooks(tokens, fwd_hooks=[(name, lambda x, hook: edit(x))])
+
+
+def test_an_edit_of_a_statistic_raises_in_inference_mode(pair, tokens):
+    def edit(x, hook):
+        x.mul_(0.5)
+
+    with torch.inference_mode(), pytest.raises(ValueError, match="read-only"):
+        pair.model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_max_weight", edit)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -174,3 +176,40 @@ def test_ranks_restart_at_documents_and_skip_pads():
     documents = torch.tensor([[7, 7, 7, 3, 3, 3, 7]])
     assert rank_in_document(real, None)[real].tolist() == [0, 1, 2, 3, 4]
     assert rank_in_document(real, documents)[real].tolist() == [0, 1, 0, 1, 0]
+
+
+def test_a_run_inside_a_hook_leaves_the_statistics_alone(pair, tokens):
+    model = pair.model
+    _, expected = model.run_with_statistics(tokens)
+    inner = []
+
+    def look_elsewhere(x, hook):
+        if len(inner) < 2:  # the runs inside meet this hook as well
+            inner.append(None)
+            inner.append(model(tokens))
+            inner.append(model.run_with_statistics(tokens[:1, :5])[1]["entropy"])
+
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", look_elsewhere)]):
+        _, statistics = model.run_with_statistics(tokens)
+    assert torch.equal(statistics["entropy"], expected["entropy"])
+    assert inner[-1].shape[1:] == (1, model.cfg.n_heads, 5)
+
+
+def test_threads_on_one_model_keep_their_statistics_apart(pair, tokens):
+    inputs = [tokens, tokens[:1, :7]]
+    expected = [pair.model.run_with_statistics(given)[1]["entropy"] for given in inputs]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda i: pair.model.run_with_statistics(inputs[i % 2])[1]["entropy"], range(20)))
+    assert all(torch.equal(entropy, expected[i % 2]) for i, entropy in enumerate(found))
+
+
+@pytest.mark.parametrize("layers", [{"stop_at_layer": 0}, {"stop_at_layer": -3}])
+def test_statistics_of_no_layer_are_refused(pair, tokens, layers):
+    with pytest.raises(ValueError, match="a layer that runs"):
+        pair.model.run_with_statistics(tokens, **layers)
+
+
+@pytest.mark.parametrize("request_", ["entropy", True, {"entropy": True}])
+def test_a_request_of_another_kind_is_refused(pair, tokens, request_):
+    with pytest.raises(ValueError, match="must be a StatisticsRequest"):
+        pair.model.run_with_statistics(tokens, request_)

@@ -124,6 +124,8 @@ def test_text_is_tokenised_padded_and_masked(pair):
     ("arguments", "message"),
     [
         ({"input": torch.tensor([[0, 23]])}, "vocabulary has 23"),
+        ({"input": None}, "expected a text or several, got NoneType"),
+        ({"input": torch.zeros(0, 3, 30), "start_at_layer": 1}, "must be a residual stream"),
         ({"input": torch.tensor([[0, -1]])}, "vocabulary has 23"),
         ({"input": torch.zeros(1, 0, dtype=torch.long)}, "not empty"),
         ({"input": torch.tensor([[0.5]])}, "must be integers"),
@@ -132,6 +134,13 @@ def test_text_is_tokenised_padded_and_masked(pair):
         ({"input": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.tensor([[2, 1, 1, 1]])}, "only 0"),
         ({"input": torch.zeros(1, 4, dtype=torch.long), "documents": torch.ones(1, 3)}, "documents"),
         ({"input": torch.zeros(1, 4, dtype=torch.long), "position_ids": torch.ones(1, 3)}, "position_ids"),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "attention_mask": [1, 1, 1, 1]}, "attention_mask .* got list"),
+        ({"input": torch.zeros(1, 2, dtype=torch.long), "position_ids": torch.tensor([0, 0.7])}, "must be integers"),
+        (
+            {"input": torch.zeros(1, 2, dtype=torch.long), "documents": torch.tensor([[True, False]])},
+            "must be integers",
+        ),
+        ({"input": torch.zeros(1, 4, dtype=torch.long), "stop_at_layer": 1.5}, "must be a whole number"),
         ({"input": torch.zeros(1, 4, dtype=torch.long), "prepend_bos": True}, "already tokens"),
         ({"input": torch.zeros(1, 4, dtype=torch.long), "return_type": "probabilities"}, "return_type"),
         ({"input": torch.zeros(1, 4, dtype=torch.long), "stop_at_layer": 4}, "stop_at_layer"),

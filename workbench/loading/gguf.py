@@ -142,15 +142,22 @@ class GGUFTensors(Mapping[str, Tensor]):
             self._entries[name.format(layer=layer and layer[1])] = tensor, op
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor, op = self._entries[name]
+        stored, op = self._entries[name]
         try:
-            values = require_gguf().quants.dequantize(tensor.data, tensor.tensor_type)
+            values = require_gguf().quants.dequantize(stored.data, stored.tensor_type)
         except NotImplementedError:
-            kind = tensor.tensor_type.name
+            kind = stored.tensor_type.name
             raise UnsupportedModelError(f"{self._described_as}: {name} is quantised as {kind}, not supported") from None
         heads = next((count for part, count in self._heads.items() if part in name), 1)
         # A copy where the values are the file's own memory, which is read-only.
-        return op(torch.from_numpy(values if values.flags.writeable else values.copy()), heads)
+        tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+        try:
+            return op(tensor, heads)
+        except RuntimeError:  # torch's own words name sizes but no tensor
+            raise CorruptWeightsError(
+                f"{self._described_as}: {name} has shape {list(tensor.shape)}, which does not fit its {heads} heads; "
+                "the file is damaged, download it again"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -186,13 +193,13 @@ def gguf_checkpoint(path: Path, *, tokenizer: Any = None) -> Checkpoint:
         raise UnsupportedModelError(
             f"{path}: the GGUF architecture {architecture!r} is not supported; supported are {', '.join(_TENSORS)}"
         )
-    if fields.get("split.count", 1) > 1:
+    if fields.get("split.count", 1) not in (0, 1):
         raise UnsupportedModelError(f"{path} is one part of a split GGUF; merge it with llama.cpp's gguf-split first")
+    n_heads = _count(fields, f"{architecture}.attention.head_count", path)
+    n_key_value_heads = _count(fields, f"{architecture}.attention.head_count_kv", path, default=n_heads)
+    _count(fields, f"{architecture}.embedding_length", path)
     config = _hf_config(fields, architecture, str(path))
-    n_heads = config.get("n_head" if architecture == "gpt2" else "num_attention_heads")
-    if not isinstance(n_heads, int):
-        raise UnsupportedModelError(f"{path}: {architecture}.attention.head_count is {n_heads!r}, expected one number")
-    tensors = GGUFTensors(reader, architecture, n_heads, config.get("num_key_value_heads", n_heads), str(path))
+    tensors = GGUFTensors(reader, architecture, n_heads, n_key_value_heads, str(path))
     embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
     if embedding is None:
         raise CorruptWeightsError(f"{path} has no token_embd.weight; the file is incomplete, download it again")
@@ -208,6 +215,14 @@ def gguf_checkpoint(path: Path, *, tokenizer: Any = None) -> Checkpoint:
         weights_description=tensors.stored_type(),
         described_as=str(path),
     )
+
+
+def _count(fields: Mapping[str, Any], key: str, path: Path, *, default: int | None = None) -> int:
+    """A number of the metadata that others are computed from before the configuration is checked as a whole."""
+    count = fields.get(key, default)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise UnsupportedModelError(f"{path}: {key} is {count!r}, expected one whole number from 1 up")
+    return count
 
 
 def _open(path: Path) -> Any:

@@ -71,6 +71,10 @@ def folder_checkpoint(folder: Path, *, tokenizer: Any = None, revision: str | No
         hint = f"to load {others[0]}, pass that file" if others else "it is no model in Hugging Face's layout"
         raise ModelNotFoundError(f"the folder {folder} has no config.json; {hint}")
     hf_config = _read_json(config_path)
+    if not isinstance(hf_config, dict):
+        raise CorruptWeightsError(
+            f"{config_path} holds no attributes of a model, but {hf_config!r:.40}; download it again"
+        )
     paths = _weight_files(folder)
     tensors = SafetensorsFiles(paths)
     return Checkpoint(
@@ -79,7 +83,7 @@ def folder_checkpoint(folder: Path, *, tokenizer: Any = None, revision: str | No
         tokenizer=load_tokenizer(folder) if tokenizer is None else tokenizer,
         model_name=folder.resolve().name,
         revision=revision or tensors.metadata.get("revision") or digest(paths),
-        weights_description=tensors.metadata.get("weights_description") or tensors.stored_type(),
+        weights_description=tensors.metadata.get("weights_description", "").strip() or tensors.stored_type(),
         described_as=str(folder),
     )
 
@@ -207,7 +211,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptWeightsError(f"{path} is not valid JSON ({error}); download it again") from None
 
 

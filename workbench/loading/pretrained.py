@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from workbench.config import AttentionBackend
-from workbench.errors import ModelNotFoundError, UnsupportedModelError
+from workbench.errors import CorruptWeightsError, ModelNotFoundError, UnsupportedModelError
 from workbench.loading import huggingface, sources
 from workbench.loading.checkpoint import Checkpoint
 from workbench.loading.families import find_family
 from workbench.loading.gguf import gguf_checkpoint
 from workbench.loading.progress import Progress, terminal_progress
 from workbench.loading.weights import convert_weights, refuse_untied
+from workbench.paths import expand_home
 
 if TYPE_CHECKING:
     from workbench.transformer import HookedTransformer
@@ -52,8 +53,10 @@ def load_pretrained(
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point torch.dtype such as torch.float32, got {dtype!r}")
-    if n_ctx is not None and (not isinstance(n_ctx, int) or n_ctx < 1):
+    if n_ctx is not None and (isinstance(n_ctx, bool) or not isinstance(n_ctx, int) or n_ctx < 1):
         raise ValueError(f"n_ctx must be a positive integer, got {n_ctx!r}")
+    if tokenizer is not None and not hasattr(tokenizer, "bos_token_id"):
+        raise ValueError(f"tokenizer must be a transformers tokenizer, got {tokenizer!r}")
     with terminal_progress() if progress is None else nullcontext(progress) as report:
         checkpoint = open_checkpoint(source, tokenizer=tokenizer, revision=revision, progress=report)
         return _build(checkpoint, torch.device(device or "cpu"), dtype, n_ctx, attention_backend, report)
@@ -77,11 +80,13 @@ def open_checkpoint(
         _refuse_revision(revision, "a known name, which is one fixed artefact,")
         folder = sources.fetch(str(source), progress)
         return dataclasses.replace(huggingface.folder_checkpoint(folder, tokenizer=tokenizer), model_name=str(source))
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if path.exists():
         _refuse_revision(revision, "a local path")
         if path.is_dir():
             return huggingface.folder_checkpoint(path, tokenizer=tokenizer)
+        if not path.is_file():  # a pipe, say, which would keep us waiting
+            raise ModelNotFoundError(f"{path} is neither a folder nor a file")
         return gguf_checkpoint(path, tokenizer=tokenizer)
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or source.endswith(".gguf"):
         raise ModelNotFoundError(f"there is no folder or file {source}")
@@ -111,8 +116,13 @@ def _build(
     family = find_family(checkpoint.hf_config, checkpoint.described_as)
     try:
         cfg = family.map_config(checkpoint.hf_config, n_ctx)
-    except (ValueError, TypeError) as error:  # the latter from sizes that are no numbers
+    except ValueError as error:
         raise UnsupportedModelError(f"{checkpoint.described_as}: {error}") from None
+    if cfg.n_layers > len(checkpoint.tensors):  # found out here, as building that many could take forever
+        raise CorruptWeightsError(
+            f"{checkpoint.described_as}: {cfg.n_layers:,} layers, but only {len(checkpoint.tensors)} tensors; "
+            "config.json and weights do not belong together"
+        )
     stored, wanted = checkpoint.weights_description, str(dtype).removeprefix("torch.")
     cfg = dataclasses.replace(
         cfg,
@@ -124,8 +134,11 @@ def _build(
         attention_backend=attention_backend,
     )
     # Built without memory of its own: the converted tensors become the parameters.
-    with torch.device("meta"):
-        model = HookedTransformer(dataclasses.replace(cfg, device=torch.device("meta")), checkpoint.tokenizer)
+    try:
+        with torch.device("meta"):
+            model = HookedTransformer(dataclasses.replace(cfg, device=torch.device("meta")), checkpoint.tokenizer)
+    except RuntimeError:  # torch cannot even count the bytes
+        raise CorruptWeightsError(f"{checkpoint.described_as}: the sizes in its configuration are absurd") from None
     harmless = family.harmless_tensors
     if cfg.tie_word_embeddings:
         refuse_untied(checkpoint.tensors, family.tied, family.base_prefix, checkpoint.described_as)

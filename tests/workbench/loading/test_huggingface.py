@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from workbench import HookedTransformer
-from workbench.errors import CorruptWeightsError, ModelNotFoundError, UnsupportedModelError
+from workbench.errors import CorruptWeightsError, ModelNotFoundError, UnsupportedModelError, WorkbenchError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -204,3 +205,48 @@ def test_what_the_hub_answers(error: type[Exception], message: str, monkeypatch:
     with pytest.raises(ModelNotFoundError, match=message) as caught:
         HookedTransformer.from_pretrained("someone/tiny-llama", revision="v9")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "5", '"llama"', "[" * 100_000], ids=lambda text: text[:8])
+def test_config_that_holds_no_attributes(content: str, llama_folder: Path) -> None:
+    (llama_folder / "config.json").write_text(content)
+    with pytest.raises(CorruptWeightsError, match=r"config.json (holds no attributes|is not valid JSON)"):
+        _load(llama_folder)
+
+
+@pytest.mark.parametrize("architectures", [5, "MysteryModel"])
+def test_architectures_that_are_no_list(
+    architectures: Any, llama_folder: Path, edit_config: Callable[..., None]
+) -> None:
+    edit_config(llama_folder, architectures=architectures)
+    with pytest.raises(UnsupportedModelError, match=f"{architectures} is not supported"):
+        _load(llama_folder)
+
+
+def test_absurd_sizes_are_refused_before_anything_is_built(
+    llama_folder: Path, edit_config: Callable[..., None]
+) -> None:
+    edit_config(llama_folder, num_hidden_layers=10**9)
+    with pytest.raises(CorruptWeightsError, match=r"1,000,000,000 layers, but only \d+ tensors"):
+        _load(llama_folder)
+    edit_config(llama_folder, num_hidden_layers=3, hidden_size=2**31 - 1, intermediate_size=2**31 - 1)
+    with pytest.raises(CorruptWeightsError, match="absurd|does not fit"):
+        _load(llama_folder)
+
+
+def test_blank_description_of_the_weights(llama_folder: Path) -> None:
+    save_file(load_file(llama_folder / WEIGHTS), llama_folder / WEIGHTS, metadata={"weights_description": " "})
+    assert _load(llama_folder).cfg.weights_description == "float32"
+
+
+def test_what_is_neither_file_nor_folder(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelNotFoundError, match="neither a folder nor a file"):
+        _load(tmp_path / "pipe")
+    with pytest.raises(WorkbenchError, match="no such home folder"):
+        _load("~nobody-of-that-name/model")
+
+
+def test_tokenizer_that_is_none(llama_folder: Path) -> None:
+    with pytest.raises(ValueError, match="tokenizer must be a transformers tokenizer, got 'gpt2'"):
+        HookedTransformer.from_pretrained(llama_folder, tokenizer="gpt2")

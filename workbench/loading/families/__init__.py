@@ -27,7 +27,8 @@ def find_family(hf_config: Mapping[str, Any], described_as: str) -> Family:
         )
     family = FAMILIES[model_type]
     wanted = family.architectures[model_type]
-    for architecture in hf_config.get("architectures") or ():
+    architectures = hf_config.get("architectures") or []
+    for architecture in architectures if isinstance(architectures, list) else [architectures]:
         if architecture != wanted:
             raise UnsupportedModelError(
                 f"{described_as}: {architecture} is not supported; load a {wanted}, which has the language-model head"

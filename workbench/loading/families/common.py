@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from workbench.errors import UnsupportedModelError
 from workbench.loading.weights import WeightRule
 
 ANY = None  # in a table of harmless attributes: whatever its value
+MAX_SIZE = 2**31 - 1  # of any count; what lies beyond is a damaged file, not a model
 
 Harmless = Mapping[str, Collection[Any] | None]
 
@@ -96,10 +98,32 @@ class ConfigAttributes:
             raise UnsupportedModelError(f"{self.family}: the configuration lacks {name}; add it to config.json")
         return default
 
+    def take_size(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A count, which is a whole number from 1 up; an optional one may be null."""
+        size = self.take(name, default)
+        absent = size is None and default is None
+        if not absent and (isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= MAX_SIZE):
+            raise self.refusal(name, size, f"expected a whole number from 1 to {MAX_SIZE:,}")
+        return size
+
+    def take_number(self, name: str, default: float) -> float:
+        """A positive number."""
+        number = self.take(name, default)
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
+            raise self.refusal(name, number, "expected a positive number")
+        return number
+
+    def take_switch(self, name: str, default: bool) -> bool:
+        """True or false."""
+        switch = self.take(name, default)
+        if not isinstance(switch, bool):
+            raise self.refusal(name, switch, "expected true or false")
+        return switch
+
     def take_activation(self, name: str, default: str) -> ActivationName:
         """An activation function under our name."""
         activation = self.take(name, default)
-        if activation not in ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise self.refusal(name, activation, f"supported are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[activation]
 

@@ -36,30 +36,30 @@ def map_config(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
         ValueError: ``n_ctx`` exceeds the learned positions.
     """
     attributes = ConfigAttributes(hf_config)
-    d_model = attributes.take("n_embd")
-    n_heads = attributes.take("n_head")
-    n_positions = attributes.take("n_positions")
+    d_model = attributes.take_size("n_embd")
+    n_heads = attributes.take_size("n_head")
+    n_positions = attributes.take_size("n_positions")
     if n_ctx is not None and n_ctx > n_positions:
         raise ValueError(f"n_ctx = {n_ctx} exceeds the {n_positions} positions that this model has learned")
     if d_model % n_heads:
         raise attributes.refusal("n_head", n_heads, f"it must divide n_embd = {d_model}")
     config = TransformerConfig(
-        n_layers=attributes.take("n_layer"),
+        n_layers=attributes.take_size("n_layer"),
         d_model=d_model,
         n_heads=n_heads,
         d_head=d_model // n_heads,
-        d_mlp=attributes.take("n_inner", None) or 4 * d_model,
-        d_vocab=attributes.take("vocab_size"),
+        d_mlp=attributes.take_size("n_inner", None) or 4 * d_model,
+        d_vocab=attributes.take_size("vocab_size"),
         n_ctx=n_ctx or n_positions,
         act_fn=attributes.take_activation("activation_function", "gelu_new"),
         normalization_type="LN",
-        eps=attributes.take("layer_norm_epsilon", 1e-5),
+        eps=attributes.take_number("layer_norm_epsilon", 1e-5),
         positional_embedding_type="learned",
-        attn_scale=None if attributes.take("scale_attn_weights", True) else 1.0,
+        attn_scale=None if attributes.take_switch("scale_attn_weights", True) else 1.0,
         use_qkv_bias=True,
         use_attn_out_bias=True,
         use_mlp_bias=True,
-        tie_word_embeddings=attributes.take("tie_word_embeddings", True),
+        tie_word_embeddings=attributes.take_switch("tie_word_embeddings", True),
     )
     attributes.finish(_HARMLESS)
     return config

@@ -37,30 +37,30 @@ def map_config(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
         UnsupportedModelError: an attribute that the model cannot express.
     """
     attributes = ConfigAttributes(hf_config)
-    d_model = attributes.take("hidden_size")
-    n_heads = attributes.take("num_attention_heads")
-    trained_context = attributes.take("max_position_embeddings")
+    d_model = attributes.take_size("hidden_size")
+    n_heads = attributes.take_size("num_attention_heads")
+    trained_context = attributes.take_size("max_position_embeddings")
     context = n_ctx or trained_context
     _refuse_windows(attributes, context)
-    attention_bias = attributes.family == "llama" and attributes.take("attention_bias", False)
+    attention_bias = attributes.family == "llama" and attributes.take_switch("attention_bias", False)
     config = TransformerConfig(
-        n_layers=attributes.take("num_hidden_layers"),
+        n_layers=attributes.take_size("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
-        n_key_value_heads=attributes.take("num_key_value_heads", None) or n_heads,
-        d_head=attributes.take("head_dim", None) or d_model // n_heads,
-        d_mlp=attributes.take("intermediate_size"),
-        d_vocab=attributes.take("vocab_size"),
+        n_key_value_heads=attributes.take_size("num_key_value_heads", None) or n_heads,
+        d_head=attributes.take_size("head_dim", None) or d_model // n_heads,
+        d_mlp=attributes.take_size("intermediate_size"),
+        d_vocab=attributes.take_size("vocab_size"),
         n_ctx=context,
         act_fn=attributes.take_activation("hidden_act", "silu"),
         gated_mlp=True,
         normalization_type="RMS",
-        eps=attributes.take("rms_norm_eps", 1e-6),
+        eps=attributes.take_number("rms_norm_eps", 1e-6),
         positional_embedding_type="rotary",
         rotary_base=_rotary_base(attributes),
         use_qkv_bias=attributes.family == "qwen2" or attention_bias,
         use_attn_out_bias=attention_bias,
-        tie_word_embeddings=attributes.take("tie_word_embeddings", False),
+        tie_word_embeddings=attributes.take_switch("tie_word_embeddings", False),
     )
     attributes.finish(_HARMLESS)
     return config
@@ -68,13 +68,16 @@ def map_config(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
 
 def _refuse_windows(attributes: ConfigAttributes, n_ctx: int) -> None:
     """A window of W keys changes nothing as long as no query has more than W keys before it, itself included."""
-    window = attributes.take("sliding_window", None) if attributes.family in ("mistral", "qwen2") else None
-    if attributes.family == "qwen2" and not attributes.take("use_sliding_window", False):
+    window = attributes.take_size("sliding_window", None) if attributes.family in ("mistral", "qwen2") else None
+    if attributes.family == "qwen2" and not attributes.take_switch("use_sliding_window", False):
         window = None
     if window is not None and window < n_ctx:
         advice = f"it is shorter than the context of {n_ctx}: load the model with n_ctx={window} or less"
         raise attributes.refusal("sliding_window", window, advice)
-    for kind in attributes.take("layer_types", None) or ():
+    layer_types = attributes.take("layer_types", None) or []
+    if not isinstance(layer_types, (list, tuple)):
+        raise attributes.refusal("layer_types", layer_types, "expected a list")
+    for kind in layer_types:
         if kind != "full_attention" and window is None:
             raise attributes.refusal("layer_types", kind, "every layer must be 'full_attention'")
 
@@ -84,7 +87,10 @@ def _rotary_base(attributes: ConfigAttributes) -> float:
     theta = attributes.take("rope_theta", None)
     share = attributes.take("partial_rotary_factor", None)
     for name in ("rope_scaling", "rope_parameters"):
-        parameters = dict(attributes.take(name, None) or {})
+        given = attributes.take(name, None) or {}
+        if not isinstance(given, Mapping):
+            raise attributes.refusal(name, given, "expected names and values")
+        parameters = dict(given)
         kind = parameters.pop("rope_type", parameters.pop("type", "default"))
         parameters.pop("type", None)
         if kind != "default":
@@ -95,6 +101,8 @@ def _rotary_base(attributes: ConfigAttributes) -> float:
             raise attributes.refusal(name, parameters, "only rope_type and rope_theta are")
     if share not in (None, 1.0):
         raise attributes.refusal("partial_rotary_factor", share, "every dimension of a head must rotate")
+    if theta is not None and (isinstance(theta, bool) or not isinstance(theta, (int, float))):
+        raise attributes.refusal("rope_theta", theta, "expected a number")
     return 10_000.0 if theta is None else float(theta)
 
 
