@@ -24,7 +24,9 @@ def streaming_attention(
     q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, sink_logits: Tensor | None, request: StatisticsRequest
 ) -> AttentionOutput:
     """The backend: arguments have been checked by ``attention``."""
-    if q.numel() == 0 or k.numel() == 0:
+    # torch's operator turns NaN into 0 in silence; the reference says which rows it reaches.
+    finite = _is_finite(q, rule.mask.query_padding) and _is_finite(k, rule.mask.key_padding)
+    if q.numel() == 0 or k.numel() == 0 or not finite:
         return reference_attention(q, k, v, rule, sink_logits, request)
     if fits_flash(q, k, rule):
         z, lse = flash_attention(q, k, v, rule)
@@ -84,6 +86,10 @@ def _statistics(
     if virtual_mass is not None and request.entropy:
         found["entropy"] -= torch.xlogy(virtual_mass, virtual_mass)
     return found
+
+
+def _is_finite(x: Tensor, padding: Tensor | None) -> bool:
+    return bool(torch.isfinite(real_entries(x, padding)).all())
 
 
 def _needs_gradient(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> list[bool]:
