@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from workbench.app.models import ModelStore
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+TEXT = "Mara met Tomas at the harbour. Mara gave Tomas a map. Tomas gave Mara the map again."
 WORDS = ["<script>alert(1)</script>", "a", "b", "c", "d", "%{x}", "e", "f"]
 
 
@@ -70,17 +72,131 @@ def dashboard() -> Iterator[str]:
         yield address
 
 
+class Tab:
+    """A page in the browser, and what the dashboard's users do in it. Everything else is the page's own."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.page, name)
+
+    def open(self, dashboard: str, **view: Any) -> None:
+        """Opens the dashboard on a view, named as in the address."""
+        fields = {"v": 1, "page": "heads", "model": "demo", "text": TEXT} | view
+        self.page.goto(dashboard + "?" + "&".join(f"{name}={quote(str(value))}" for name, value in fields.items()))
+
+    def view(self) -> dict[str, str]:
+        """The view in the address."""
+        return dict(parse_qsl(urlsplit(self.page.url).query))
+
+    def wait_for_view(self, **expected: str) -> None:
+        script = "([name, value]) => new URLSearchParams(location.search).get(name) === value"
+        for pair in expected.items():
+            self.page.wait_for_function(script, arg=list(pair))
+
+    def drawn(self, graph: str) -> None:
+        """Waits until a heat map is on the screen."""
+        self.page.wait_for_selector(f"#{graph} .heatmaplayer image")
+
+    def area(self, graph: str, axis: str = "") -> dict[str, float]:
+        """Where a graph draws, in pixels of the window."""
+        return self.page.evaluate(AREA, [graph, axis])
+
+    def click_cell(self, graph: str, row: int, column: int) -> None:
+        rows, columns = self.page.evaluate(SHAPE, graph)
+        box = self.area(graph)
+        x, y = box["x"] + box["width"] * (column + 0.5) / columns, box["y"] + box["height"] * (row + 0.5) / rows
+        self.page.mouse.move(x, y)
+        self.page.wait_for_timeout(100)
+        self.page.mouse.click(x, y)
+
+    def rows_with_a_bright_pixel(self, graph: str) -> tuple[int, int]:
+        """Of the rows of a map's picture, those with a pixel near the upper end of the scale; and all rows."""
+        bright, height = self.page.evaluate(BRIGHT_ROWS, graph)
+        return bright, height
+
+    def faint_text(self) -> list[str]:
+        """Text whose contrast with what lies behind it is below 4.5 (WCAG 2.2, 1.4.3)."""
+        return self.page.evaluate(FAINT_TEXT)
+
+
+AREA = """
+([graph, axis]) => {
+    const plot = document.querySelector(`#${graph} .js-plotly-plot`);
+    const box = plot.getBoundingClientRect();
+    const [x, y] = [plot._fullLayout["xaxis" + axis], plot._fullLayout["yaxis" + axis]];
+    return {x: box.x + x._offset, y: box.y + y._offset, width: x._length, height: y._length};
+}
+"""
+SHAPE = """
+(graph) => {
+    const { z } = document.querySelector(`#${graph} .js-plotly-plot`)._fullData[0];
+    return [z.length, z[0].length];
+}
+"""
+BRIGHT_ROWS = """
+async (graph) => {
+                const image = document.querySelector(`#${graph} .heatmaplayer image`);
+                const picture = new Image();
+                picture.src = image.getAttribute("href") || image.getAttribute("xlink:href");
+                await picture.decode();
+                const canvas = document.createElement("canvas");
+                [canvas.width, canvas.height] = [picture.width, picture.height];
+                const context = canvas.getContext("2d");
+                context.drawImage(picture, 0, 0);
+                const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+                let bright = 0;
+                for (let y = 0; y < canvas.height; y++) {
+                    let found = false;
+                    for (let x = 0; x < canvas.width; x++) {
+                        const [red, , blue] = data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 3);
+                        found = found || (red > 220 && blue < 120);
+                    }
+                    bright += found;
+                }
+                return [bright, canvas.height];
+            }
+"""
+FAINT_TEXT = """
+() => {
+    const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const luminance = (colour) => {
+        const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+        const [r, g, b] = numbers(colour).map((c) => linear(c / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (part) => {
+        for (; part; part = part.parentElement) {
+            const colour = getComputedStyle(part).backgroundColor;
+            if (colour.startsWith("rgb") && (numbers(colour)[3] ?? 1) > 0.9) return colour;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const faint = [];
+    for (const part of document.querySelectorAll("body *")) {
+        const says = [...part.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+        if (!says || !part.checkVisibility() || part.closest("svg, script, style, .skip-link")) continue;
+        const [one, two] = [luminance(getComputedStyle(part).color), luminance(behind(part))];
+        const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+        if (ratio < 4.5) faint.push(`${part.textContent.trim().slice(0, 30)}: ${ratio.toFixed(1)}`);
+    }
+    return faint;
+}
+"""
+
+
 @pytest.fixture
-def watched(new_page: Callable[[], Page]) -> Iterator[Callable[[], Page]]:
+def watched(new_page: Callable[[], Page]) -> Iterator[Callable[[], Tab]]:
     """Opens pages; fails the test where one of them logs an error to the console or throws one."""
     errors: list[str] = []
 
-    def open_page() -> Page:
+    def open_page() -> Tab:
         page = new_page()
         page.set_default_timeout(60_000)  # a busy machine draws slowly
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
-        return page
+        return Tab(page)
 
     yield open_page
     assert not errors
