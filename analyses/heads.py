@@ -96,8 +96,8 @@ class HeadStatistics(Result):
         received = self["received"]
         if not 0 <= layer < len(received):
             raise ValueError(f"layer must be between 0 and {len(received) - 1}, got {layer}")
-        label = "mean weight received"
-        return figures.position_map(received[layer], rows="head", columns="key position", label=label, theme=theme)
+        rows, label = f"head of layer {layer}", "mean weight received"
+        return figures.position_map(received[layer], rows=rows, columns="key position", label=label, theme=theme)
 
 
 def head_statistics(

@@ -96,7 +96,7 @@ class InductionHeads(Result):
         lines.append(
             f"Without all {(self['prefix_matching'] >= self.settings['pattern_threshold']).sum()} heads above prefix "
             f"matching {self.settings['pattern_threshold']}: {float(self['group_effect']):+.3f}. "
-            f"What counts as an effect: more than {self.control_effect:.3f} (controls)."
+            f"An effect counts two standard errors beyond {self.control_effect:.3f} (controls)."
         )
         return lines
 

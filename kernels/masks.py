@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -47,10 +48,14 @@ class AttentionMask:
     query_offset: int | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1 (a query's own key) or None, got {self.window}")
-        if self.n_global < 0:
-            raise ValueError(f"n_global must not be negative, got {self.n_global}")
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"causal must be True or False, got {self.causal!r}")
+        if self.window is not None and (not is_whole(self.window) or self.window < 1):
+            raise ValueError(f"window must be at least 1 (a query's own key) or None, got {self.window!r}")
+        if not is_whole(self.n_global) or self.n_global < 0:
+            raise ValueError(f"n_global must be a whole number, not negative, got {self.n_global!r}")
+        if self.query_offset is not None and not is_whole(self.query_offset):
+            raise ValueError(f"query_offset must be a whole number or None, got {self.query_offset!r}")
         for name, dtype in (("key_padding", torch.bool), ("query_padding", torch.bool), ("documents", torch.int64)):
             tensor = getattr(self, name)
             if tensor is not None and (not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.ndim != 2):
@@ -311,6 +316,11 @@ def _disjoint_intervals(
 def _clip(first: Tensor, end: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
     first, end = torch.broadcast_tensors(first.clamp(min=0), end.clamp(max=n_keys))
     return torch.where(first < end, first, n_keys), torch.where(first < end, end, 0)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is an integer; True and False are none here."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _describe(tensor: object) -> str:

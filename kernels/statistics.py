@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.kernels.masks import VisibleKeys
+from workbench.kernels.masks import VisibleKeys, is_whole
 
 MAX_CLASSES = 16
 
@@ -71,22 +71,36 @@ class StatisticsRequest:
     top_keys: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("entropy", "max_weight", "mean_distance", "received"):
+            if not isinstance(switch := getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {switch!r}")
         if isinstance(self.sink_keys, Tensor):
             _check_labels("sink_keys", self.sink_keys)
-        elif self.sink_keys is not None and self.sink_keys < 1:
-            raise ValueError(f"sink_keys must be a positive count, positions or None, got {self.sink_keys}")
+        elif self.sink_keys is not None and (not is_whole(self.sink_keys) or self.sink_keys < 1):
+            raise ValueError(f"sink_keys must be a positive count, positions or None, got {self.sink_keys!r}")
+        if not isinstance(self.offsets, tuple) or not all(map(is_whole, self.offsets)):
+            raise ValueError(f"offsets must be a tuple of whole numbers, got {self.offsets!r}")
         if len(set(self.offsets)) < len(self.offsets):
             raise ValueError(f"offsets must differ from each other, got {self.offsets}")
+        if not isinstance(self.match, (Mapping, tuple)):
+            raise ValueError(f"match must map names to MatchLabels, or be a tuple of names, got {self.match!r}")
+        for name, labels in self.match.items() if isinstance(self.match, Mapping) else ():
+            if not isinstance(labels, MatchLabels):
+                raise ValueError(f"match[{name!r}] must be MatchLabels, got {type(labels).__name__}")
         if self.classes is not None:
             _check_labels("classes", self.classes)
             if self.classes.numel() and self.classes.max() >= MAX_CLASSES:
                 raise ValueError(f"classes must be below {MAX_CLASSES}, got {int(self.classes.max())}")
-        if self.pooled is not None and (len(self.pooled) != 2 or min(self.pooled) < 1):
-            raise ValueError(f"pooled must be two positive block sizes (rows, columns), got {self.pooled}")
+        if self.pooled is not None:
+            sizes = self.pooled if isinstance(self.pooled, tuple) else ()
+            if len(sizes) != 2 or not all(is_whole(size) and size >= 1 for size in sizes):
+                raise ValueError(f"pooled must be two positive block sizes (rows, columns), got {self.pooled!r}")
+        if self.query_weights is not None and not isinstance(self.query_weights, Tensor):
+            raise ValueError(f"query_weights must be a tensor, got {type(self.query_weights).__name__}")
         if self.query_weights is not None and not self.received:
             raise ValueError("query_weights are the weights of queries in received: ask for received=True as well")
-        if self.top_keys < 0:
-            raise ValueError(f"top_keys must not be negative, got {self.top_keys}")
+        if not is_whole(self.top_keys) or self.top_keys < 0:
+            raise ValueError(f"top_keys must be a whole number, not negative, got {self.top_keys!r}")
 
     @classmethod
     def all(

@@ -245,6 +245,7 @@ def test_unknown_scores_and_layers_are_refused(random_model: HookedTransformer) 
         found.figure("map", score="entropi")
     with pytest.raises(ValueError, match="between 0 and 2"):
         found.figure("received", layer=3)
+    assert found.figure("received", layer=1).layout.yaxis.title.text == "head of layer 1"
 
 
 def test_weights_that_are_no_numbers_give_no_scores(random_model: HookedTransformer) -> None:

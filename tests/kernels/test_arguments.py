@@ -91,3 +91,33 @@ def test_attention_pattern_names_what_does_not_fit(changes, name):
 def test_attention_scores_names_what_does_not_fit():
     with pytest.raises(ValueError, match="alibi_slopes"):
         attention_scores(Q, K, mask=MASK, alibi_slopes=torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (StatisticsRequest, "entropy", "yes"),
+        (StatisticsRequest, "sink_keys", 1.5),
+        (StatisticsRequest, "sink_keys", True),
+        (StatisticsRequest, "offsets", 1),
+        (StatisticsRequest, "offsets", (1.5,)),
+        (StatisticsRequest, "match", "induction"),
+        (StatisticsRequest, "match", {"x": 5}),
+        (StatisticsRequest, "pooled", 4),
+        (StatisticsRequest, "pooled", (1.5, 2)),
+        (StatisticsRequest, "top_keys", "3"),
+        (StatisticsRequest, "top_keys", True),
+        (AttentionMask, "causal", "no"),
+        (AttentionMask, "window", 1.5),
+        (AttentionMask, "n_global", 1.5),
+        (AttentionMask, "query_offset", "x"),
+    ],
+)
+def test_values_of_another_type_are_refused_when_they_are_given(kind, field, value):
+    with pytest.raises(ValueError, match=field):
+        kind(**{field: value})
+
+
+def test_query_weights_of_another_type_are_refused():
+    with pytest.raises(ValueError, match="query_weights"):
+        StatisticsRequest(received=True, query_weights=[1.0])
