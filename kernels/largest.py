@@ -15,7 +15,7 @@ def largest_weights(
     tiling: Tiling,
     block: RowBlock,
     kv_head: int,
-    shift: Tensor,
+    shifts: list[Tensor],
     maxima: Tensor,
     edges: Tensor,
     count: int,
@@ -27,7 +27,7 @@ def largest_weights(
     preceded by the maxima of k blocks. So only these blocks are calculated once more.
 
     Args:
-        shift: lse of the rows in base 2, [group · row].
+        shifts: what to subtract from the scores of the rows, [group · row] each (see Normaliser).
         maxima: shifted scores' maxima over blocks of keys, [key block, group · row].
         edges: first column and end of every block, int64 [2, key block].
         scratch: memory that may be overwritten.
@@ -47,12 +47,18 @@ def largest_weights(
     visible = tiling.rule.mask.visible(block.batch, row, columns)
     visible &= (start[:, None] + within < end[:, None]).flatten(0, 1)
     scores = _scores_at(tiling, block, kv_head, row, columns, scratch)
-    scores = torch.where(visible, scores - shift, HIDDEN)
+    for shift in shifts:
+        scores -= shift
+    scores = torch.where(visible, scores, HIDDEN)
     if count == 1:
         order = _first_largest(scores)[None]
     else:
         order = scores.sort(dim=0, descending=True, stable=True).indices[:count]
     weights, columns = scores.gather(0, order).exp2(), columns.gather(0, order)
+    # The tile's own maximum: its products, rounded otherwise than those calculated here, are what sums to 1.
+    largest = maxima.amax(0).exp2()
+    weights = torch.minimum(weights, largest)
+    weights[0] = largest
     columns = columns.masked_fill(weights == 0, -1)
     missing, shape = count - len(order), (count, tiling.group, len(block))
     weights, columns = pad(weights, (0, 0, 0, missing)), pad(columns, (0, 0, 0, missing), value=-1)

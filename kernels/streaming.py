@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from workbench.kernels.flash_cpu import fits_flash, flash_attention
+from workbench.kernels.normaliser import Normaliser
 from workbench.kernels.online import online_attention
 from workbench.kernels.probes import probe_statistics
 from workbench.kernels.reference import attention_weights, reference_attention
-from workbench.kernels.scores import LOG2_E, ScoreRule, prepared, real_entries, rectangle_scores
+from workbench.kernels.scores import ScoreRule, prepared, real_entries, rectangle_scores
 from workbench.kernels.statistics import AttentionOutput, AttentionStatistics, StatisticsRequest
-from workbench.kernels.tile_statistics import tile_statistics
+from workbench.kernels.tile_statistics import tile_cut, tile_statistics
 from workbench.kernels.tiles import Tiling
 
 _ROWS = 64  # rows whose scores against all keys the differentiable forward holds at a time
@@ -80,9 +81,9 @@ def _statistics(
     if request.is_empty:
         return found
     tiling = Tiling.of(q, k, rule)
-    shift = torch.where(lse == -torch.inf, 0.0, lse * LOG2_E).unflatten(1, tiling.queries.shape[1:3])
-    found |= probe_statistics(tiling, shift, request)
-    found |= tile_statistics(tiling, shift, request)
+    normaliser = Normaliser.of(tiling, lse, virtual_mass, *tile_cut(tiling, request))
+    found |= probe_statistics(tiling, normaliser, request)
+    found |= tile_statistics(tiling, normaliser, request)
     if virtual_mass is not None and request.entropy:
         found["entropy"] -= torch.xlogy(virtual_mass, virtual_mass)
     return found

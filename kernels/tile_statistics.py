@@ -1,4 +1,4 @@
-"""The statistics that need every pair, in one pass over tiles of scores with the known lse.
+"""The statistics that need every pair, in one pass over tiles of scores with the known normaliser.
 
 Scores are in base 2 and shifted, t = s - lse, so that weights are p = exp2(t) and the entropy is -ln 2 · Σ p t, free of
 the cancellation in lse - E[s].
@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from workbench.kernels.largest import largest_weights
 from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.matches import MatchPairs, TileMatches
+from workbench.kernels.normaliser import Normaliser
 from workbench.kernels.statistics import StatisticsRequest, received_statistics, weights_per_head
 from workbench.kernels.tiles import HIDDEN, RowBlock, Tiling, hide
 from workbench.kernels.workers import run_pieces
@@ -28,16 +29,19 @@ _LARGEST_KEY_BLOCK = 64
 _Scratch = tuple[Tensor, Tensor]  # memory for two tiles
 
 
-def tile_statistics(tiling: Tiling, lse: Tensor, request: StatisticsRequest) -> dict[str, Any]:
-    """Entropy (of the keys alone), maximum, distance, match and class mass, attention received, pooled maps, top keys.
-
-    Args:
-        lse: [batch, key/value head, group, query] in base 2, 0 for rows without a key.
-    """
-    tile_pass = _TilePass(tiling, lse, request)
+def tile_statistics(tiling: Tiling, normaliser: Normaliser, request: StatisticsRequest) -> dict[str, Any]:
+    """Entropy (of the keys alone), maximum, distance, match and class mass, received, pooled maps, top keys."""
+    tile_pass = _TilePass(tiling, normaliser, request)
     if tile_pass.has_work:
-        run_pieces(tile_pass.work, range(len(tile_pass.pieces)), lse.device)
+        run_pieces(tile_pass.work, range(len(tile_pass.pieces)), normaliser.lse.device)
     return tile_pass.results()
+
+
+def tile_cut(tiling: Tiling, request: StatisticsRequest) -> tuple[list[list[RowBlock]], KeyGrid]:
+    """The pieces of work and the grid of columns that fit the request's pooled map."""
+    rows, period = request.pooled or (1, _KEY_BLOCK)
+    size = period if period <= _LARGEST_KEY_BLOCK else _KEY_BLOCK
+    return tiling.pieces(rows), KeyGrid(tiling.rule.mask.n_keys, size=size, period=period)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,20 +71,14 @@ class _SharedRows:
         """How many of the key blocks are in tiles that lie wholly behind the first row; those come first."""
         return max((tile.key_blocks.stop for tile in self.tiles if tile.distance.ndim == 1), default=0)
 
-    def place(self, kv_head: int) -> tuple[int, int, slice, slice]:
-        """Index of its rows in [batch, key/value head, group, query]."""
-        return self.block.batch, kv_head, slice(None), self.block.rows
-
 
 class _TilePass:
     """One pass: which quantities it needs, where their results go, and the loop over tiles."""
 
-    def __init__(self, tiling: Tiling, lse: Tensor, request: StatisticsRequest) -> None:
-        mask = tiling.rule.mask
-        self._tiling, self._lse, self._request = tiling, lse, request
-        rows, period = request.pooled or (1, _KEY_BLOCK)
-        self._grid = KeyGrid(mask.n_keys, size=period if period <= _LARGEST_KEY_BLOCK else _KEY_BLOCK, period=period)
-        self.pieces = tiling.pieces(rows)
+    def __init__(self, tiling: Tiling, normaliser: Normaliser, request: StatisticsRequest) -> None:
+        mask, lse = tiling.rule.mask, normaliser.lse
+        self._tiling, self._normaliser, self._lse, self._request = tiling, normaliser, lse, request
+        self.pieces, self._grid = tile_cut(tiling, request)
         self._n_top = max(int(request.max_weight), request.top_keys)
         self._needs_maxima = self._n_top > 0 or request.pooled is not None
         self._needs_sums = request.pooled is not None or request.mean_distance
@@ -131,12 +129,12 @@ class _TilePass:
             rows = self._shared(block)
             edges = torch.tensor([self._grid.edges(i) for i in rows.key_blocks], device=self._lse.device)
             for kv_head in range(self._lse.shape[1]):
-                place = rows.place(kv_head)
-                shift = self._lse[place].flatten()  # [group · row]
-                sums = self._sum_tiles(index, rows, kv_head, shift, scratch)
+                place = rows.block.place(kv_head)
+                shifts = self._normaliser.parts(place)
+                sums = self._sum_tiles(index, rows, kv_head, shifts, scratch)
                 if self._n_top and rows.tiles:
                     self._places["largest_weights"][place], self._places["largest_keys"][place] = largest_weights(
-                        self._tiling, block, kv_head, shift, sums["maxima"], edges.T, self._n_top, scratch[0]
+                        self._tiling, block, kv_head, shifts, sums["maxima"], edges.T, self._n_top, scratch[0]
                     )
                 self._store(rows, kv_head, sums)
                 if self._request.pooled is not None and rows.tiles:
@@ -162,16 +160,18 @@ class _TilePass:
         return _SharedRows(block, tiles, range(first, first + (tiles[-1].key_blocks.stop if tiles else 0)))
 
     def _sum_tiles(
-        self, index: int, rows: _SharedRows, kv_head: int, shift: Tensor, scratch: _Scratch
+        self, index: int, rows: _SharedRows, kv_head: int, shifts: list[Tensor], scratch: _Scratch
     ) -> dict[str, Tensor]:
         """Sums over all tiles of a block of rows, [.., group · row]; attention received goes to its place."""
         tiling, block = self._tiling, rows.block
         queries = tiling.block_queries(block, kv_head)  # [d_head, group · row]
-        sums = self._empty_sums(len(shift), len(rows.key_blocks))
+        sums = self._empty_sums(queries.shape[1], len(rows.key_blocks))
         for tile in rows.tiles:
             by_row = (len(tile.span), tiling.group, len(block))  # a tile's shape where rows matter
             ones = self._ones[: len(tile.span)]
-            t = tiling.scores(block, kv_head, tile.span, queries, scratch[0]).sub_(shift)  # [key, group · row]
+            t = tiling.scores(block, kv_head, tile.span, queries, scratch[0])  # [key, group · row]
+            for shift in shifts:
+                t -= shift
             if not tiling.rule.only_scales:
                 t.clamp_(min=HIDDEN)  # a bias may be -inf
             hide(t, tile.hidden)
@@ -193,7 +193,7 @@ class _TilePass:
                 sums["class_mass"].addmm_(self._classes[block.batch, tile.columns].mT, p)
             if "received" in self._places:
                 if self._weights is not None:
-                    p *= self._weights[rows.place(kv_head)].flatten()
+                    p *= self._weights[rows.block.place(kv_head)].flatten()
                 self._places["received"][index, kv_head, tile.columns] += p.view(by_row).sum(2)
         return sums
 
@@ -210,7 +210,7 @@ class _TilePass:
 
     def _store(self, rows: _SharedRows, kv_head: int, sums: dict[str, Tensor]) -> None:
         """Stores what is one number, or one per class, for every row."""
-        place, shape = rows.place(kv_head), (self._tiling.group, len(rows.block))
+        place, shape = rows.block.place(kv_head), (self._tiling.group, len(rows.block))
         for name in self._pairs:
             self._places[f"match {name}"][place] = sums[f"match {name}"].view(shape)
         if "entropy" in sums:

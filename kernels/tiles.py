@@ -35,6 +35,10 @@ class RowBlock:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def place(self, kv_head: int) -> tuple[int, int, slice, slice]:
+        """Index of its rows in [batch, key/value head, group, query]."""
+        return self.batch, kv_head, slice(None), self.rows
+
 
 @dataclass(frozen=True, eq=False)
 class Tiling:

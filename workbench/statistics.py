@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -60,7 +60,7 @@ STATISTIC_HOOKS: dict[str, StatisticHook] = {
 }
 
 
-class ModelStatistics(Mapping[str, Any]):
+class ModelStatistics(AttentionStatistics):
     """Statistics of every layer that ran, by name: the kernel's shapes with a leading layer axis.
 
     ``entropy`` is [layer, batch, head, query], ``received`` [layer, batch, head, key], ``match_mass`` a mapping from
@@ -68,23 +68,12 @@ class ModelStatistics(Mapping[str, Any]):
     """
 
     def __init__(self, layers: Sequence[Mapping[str, Any]], first_layer: int = 0) -> None:
+        super().__init__({name: _stack([layer[name] for layer in layers]) for name in layers[0]})
         self.first_layer = first_layer
         self.n_layers = len(layers)
-        self._values = {name: _stack([layer[name] for layer in layers]) for name in layers[0]}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._values:
-            raise KeyError(f"{name!r} was not requested; this result holds {', '.join(self._values)}")
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def __repr__(self) -> str:
-        return f"ModelStatistics({self.n_layers} layers: {', '.join(self._values)})"
+        return f"ModelStatistics({self.n_layers} layers: {', '.join(self)})"
 
 
 def _stack(values: list[Any]) -> Tensor | dict[str, Tensor]:

@@ -1,0 +1,75 @@
+"""The normaliser of each row, precise enough to take weights from scores of any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.kernels.masks import KeyGrid
+from workbench.kernels.scores import LOG2_E
+from workbench.kernels.tiles import RowBlock, Tiling, hide
+from workbench.kernels.workers import run_pieces
+
+_LARGE = 16.0  # from here on the rounding of lse, in base 2, is felt in the weights
+
+
+@dataclass(frozen=True, eq=False)
+class Normaliser:
+    """log2 of each row's normaliser in two parts, [batch, key/value head, group, query] each.
+
+    A float32 of 200 is rounded to 1e-5, and so would be every weight of a row from its lse alone; besides, lse may come
+    from an operator that rounds its scores otherwise than our tiles do. So where lse is large, ``rest`` is what a pass
+    over our own tiles finds between their normaliser and ``lse``; it is None where all are small. Rows without a key
+    have 0 in both.
+    """
+
+    lse: Tensor
+    rest: Tensor | None
+
+    @classmethod
+    def of(
+        cls, tiling: Tiling, lse: Tensor, virtual_mass: Tensor | None, pieces: list[list[RowBlock]], grid: KeyGrid
+    ) -> Normaliser:
+        """From the natural lse [batch, head, query], which a virtual column of the given weight may be part of.
+
+        ``pieces`` and ``grid`` say how the scores are cut: products of another shape round otherwise.
+        """
+        shape = tiling.queries.shape[1:3]
+        empty = lse == -torch.inf
+        in_base_2 = torch.where(empty, 0.0, lse * LOG2_E).unflatten(1, shape)
+        if in_base_2.abs().amax() <= _LARGE:
+            return cls(in_base_2, None)
+        rest = (
+            torch.full_like(in_base_2, -torch.inf) if virtual_mass is None else virtual_mass.log2().unflatten(1, shape)
+        )
+        _add_tiles(tiling, in_base_2, rest, pieces, grid)
+        return cls(in_base_2, rest.masked_fill(rest == -torch.inf, 0.0))
+
+    def parts(self, place: tuple[int, int, slice, slice]) -> list[Tensor]:
+        """What to subtract from the scores of the rows at ``place``, one after the other, [group · row] each."""
+        return [part[place].flatten() for part in (self.lse, self.rest) if part is not None]
+
+
+def _add_tiles(tiling: Tiling, lse: Tensor, rest: Tensor, pieces: list[list[RowBlock]], grid: KeyGrid) -> None:
+    """Adds, in the logarithm, each row's Σ exp2(s − lse) to ``rest``."""
+
+    def add(piece: list[RowBlock]) -> None:
+        buffer = tiling.buffer(grid)
+        for block in piece:
+            spans = tiling.spans(block, grid)
+            hidden = [tiling.hidden(block, span, -torch.inf) for span in spans]
+            for kv_head in range(lse.shape[1]):
+                place = block.place(kv_head)
+                queries, shift = tiling.block_queries(block, kv_head), lse[place].flatten()
+                total = rest[place].flatten()
+                for span, bound in zip(spans, hidden, strict=True):
+                    t = tiling.scores(block, kv_head, span, queries, buffer).sub_(shift)  # [key, group · row]
+                    hide(t, bound)
+                    largest = t.amax(0)
+                    pivot = largest.masked_fill(largest == -torch.inf, 0.0)
+                    total = torch.logaddexp2(total, pivot + t.sub_(pivot).exp2_().sum(0).log2())
+                rest[place] = total.view(tiling.group, len(block))
+
+    run_pieces(add, pieces, lse.device)
