@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 something is wrong with the input (one line says what, and
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -27,29 +28,43 @@ if TYPE_CHECKING:
 
 SHORTEN = "shorten it, or keep its beginning with --max-tokens"
 UNPRINTED = {"prefix_matching_latest", "prefix_matching_per_entry", "relative_entropy", "key_concentration"}
+RANDOM = {"length": "--length", "n_sequences": "--sequences", "seed": "--seed"}
 SINK_LENGTH = 64  # tokens of a sequence in which sinks are counted (Gu et al. 2024)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (``sys.argv`` by default) and returns its exit code."""
-    options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _terminate)
+    if sys.stderr is None:  # closed, like standard output below
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        return _refuse("standard output is closed; leave it open, or send it to /dev/null")
     try:
-        options.run(options)
-        sys.stdout.flush()
+        try:
+            options = _parser().parse_args(arguments)
+            options.run(options)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return _refuse("interrupted", code=130)
     except BrokenPipeError:  # whoever read our output has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
     except (WorkbenchError, ValueError) as error:
         return _refuse(str(error))
     except OSError as error:
-        return _refuse(f"{error.filename or 'a file'} cannot be used: {error.strerror or error}")
+        _drop_output()
+        return _refuse(f"{error.filename or 'a file or the output'} cannot be used: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise
         return _refuse("not enough memory; shorten the input with --max-tokens, or choose a smaller model")
     return 0
+
+
+def _drop_output() -> None:
+    """Keeps Python from trying once more, as it exits, to write what could not be written."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(message: str, *, code: int = 1) -> int:
@@ -135,17 +150,19 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_random(parser: argparse.ArgumentParser) -> None:
-    random = parser.add_argument_group("random tokens")
-    random.add_argument("--length", type=_positive, default=64, metavar="N", help="tokens that repeat (default: 64)")
-    random.add_argument("--sequences", type=_positive, default=8, metavar="N", help="sequences (default: 8)")
-    random.add_argument("--seed", type=int, default=0, metavar="N", help="of the draw (default: 0)")
+    random = parser.add_argument_group("random tokens", argument_default=argparse.SUPPRESS)
+    random.add_argument("--length", type=_positive, metavar="N", help="tokens that repeat (default: 64)")
+    random.add_argument(
+        "--sequences", dest="n_sequences", type=_positive, metavar="N", help="how many sequences (default: 8)"
+    )
+    random.add_argument("--seed", type=int, metavar="N", help="of the draw (default: 0)")
 
 
 def _add_table(parser: argparse.ArgumentParser, scores: Mapping[str, str]) -> None:
-    first = next(iter(scores))
     table = parser.add_argument_group("the table on the terminal")
+    names = ", ".join(scores)
     table.add_argument(
-        "--sort", choices=scores, default=first, metavar="SCORE", help=f"one of {', '.join(scores)} (default: {first})"
+        "--sort", choices=scores, metavar="SCORE", help=f"one of {names} (default: the first of them that has values)"
     )
     table.add_argument("--top", type=_positive, default=12, metavar="N", help="how many heads to print (default: 12)")
     parser.set_defaults(scores=scores)
@@ -192,7 +209,8 @@ def _heads(options: argparse.Namespace) -> None:
         from workbench.analyses.inputs import text_to_tokens
 
         if text is None:
-            return head_statistics(model, _random_tokens(model, options), seed=options.seed, progress=report)
+            tokens, seed = _random_tokens(model, options), getattr(options, "seed", 0)
+            return head_statistics(model, tokens, seed=seed, progress=report)
         tokens = text_to_tokens(model, text, options.max_tokens, shorten=SHORTEN)
         return head_statistics(model, tokens, progress=report)
 
@@ -203,9 +221,7 @@ def _induction(options: argparse.Namespace) -> None:
     def run(model: Any, report: Callable) -> Result:
         from workbench.analyses import induction_heads
 
-        return induction_heads(
-            model, length=options.length, n_sequences=options.sequences, seed=options.seed, progress=report
-        )
+        return induction_heads(model, **_random_options(options), progress=report)
 
     _analyse(options, "induction", run)
 
@@ -266,9 +282,11 @@ def _analyse(options: argparse.Namespace, name: str, run: Callable[[Any, Callabl
             model = load_pretrained(options.model, device=device, progress=report)
             result = run(model, lambda done, what: report(name.capitalize(), round(1000 * done), 1000))
         frame = result.to_frame()
+        scores = _scores_to_print(frame, options)
         if folder is not None:
             _write(result, folder / name, frame)
-    _print_result(result, frame, options)
+    sys.stdout.write(result.summary() + "\n")
+    _print_heads(frame, scores, options)
     if options.out:
         sys.stderr.write(f"Written to {options.out}\n")
 
@@ -291,6 +309,8 @@ def _text_of(options: argparse.Namespace) -> str | None:
         if options.max_tokens is not None:
             raise WorkbenchError("--max-tokens shortens a text; random tokens have --length and --sequences")
         return None
+    if given := [RANDOM[name] for name in _random_options(options)]:
+        raise WorkbenchError(f"{' and '.join(given)} need --random in place of a text; leave them out, or the text")
     text = options.prompt if options.prompt is not None else read_text(options.text)
     check_characters(text)
     if not text.strip():
@@ -301,7 +321,12 @@ def _text_of(options: argparse.Namespace) -> str | None:
 def _random_tokens(model: Any, options: argparse.Namespace) -> Any:
     from workbench.analyses import repeated_random_tokens
 
-    return repeated_random_tokens(model, length=options.length, n_sequences=options.sequences, seed=options.seed).tokens
+    return repeated_random_tokens(model, **_random_options(options)).tokens
+
+
+def _random_options(options: argparse.Namespace) -> dict[str, int]:
+    """What the user has said of the random tokens; the rest is as repeated_random_tokens has it."""
+    return {name: value for name, value in vars(options).items() if name in RANDOM}
 
 
 def _checked_device(name: str) -> str:
@@ -328,20 +353,28 @@ def _require(*modules: str, extra: str) -> None:
 # Printing
 
 
-def _print_result(result: Result, frame: pd.DataFrame, options: argparse.Namespace) -> None:
-    """The summary, then the heads with the largest values of the chosen score, which comes first."""
-    sys.stdout.write(result.summary() + "\n")
-    scores = [
-        score for score in options.scores if frame[score].notna().any() and score not in UNPRINTED - {options.sort}
-    ]
-    scores.sort(key=lambda score: score != options.sort)
+def _scores_to_print(frame: pd.DataFrame, options: argparse.Namespace) -> list[str]:
+    """The scores that some head has a value of, the one to sort by first."""
+    known = [score for score in options.scores if frame[score].notna().any()]
+    first = options.sort or known[0]
+    if first not in known:
+        raise WorkbenchError(f"on these tokens no head has a value of {first}; sort by {', '.join(known)}")
+    return [first, *(score for score in known if score not in UNPRINTED | {first})]
+
+
+def _print_heads(frame: pd.DataFrame, scores: Sequence[str], options: argparse.Namespace) -> None:
+    """The heads with the largest values of the first of the scores."""
     frame = frame.sort_values(scores[0], ascending=False, kind="stable").head(options.top)
     rows = [
-        (f"L{row['layer']:.0f}H{row['head']:.0f}", *(f"{row[score]:z.3f}" for score in scores))
+        (f"L{row['layer']:.0f}H{row['head']:.0f}", *(_number(row[score]) for score in scores))
         for _, row in frame.iterrows()
     ]
     titles = [options.scores[score] for score in scores]
     _print_table(("Head", *titles), rows, right=titles)
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:z.3f}"
 
 
 def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
@@ -355,8 +388,9 @@ def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Se
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 160  # a file or pipe has no width of its own
-    with console.capture() as printed:  # written by us: a reader who leaves early is our business
+    if not sys.stdout.isatty():
+        console.width = 100_000  # a file or pipe has no width of its own: one line a row, and nothing is folded
+    sys.stdout.flush()  # by us and not by rich, as below: a reader who leaves early is our business
+    with console.capture() as printed:
         console.print(table)
     sys.stdout.write(printed.get())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from workbench.errors import WorkbenchError
 from workbench.paths import expand_home
@@ -17,32 +16,38 @@ from workbench.paths import expand_home
 def output_folder(path: str | os.PathLike) -> Iterator[Path]:
     """A folder to write into, whose files move to ``path`` once the block has ended well, replacing their namesakes.
 
-    That ``path`` cannot be written is found out before the block runs; where the block fails, nothing is left behind.
+    ``path`` is made and written to before the block runs, so that whatever forbids that is found out at once; where
+    the block fails, nothing is left behind.
 
     Raises:
-        WorkbenchError: ``path`` is a file, or cannot be written.
+        WorkbenchError: ``path`` cannot be written.
     """
     target = expand_home(path)
-    parent = target
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    if not parent.is_dir():
-        raise WorkbenchError(f"cannot write into {target}: {parent} is a file; name a folder")
-    try:
-        partial = Path(tempfile.mkdtemp(prefix=".workbench-", dir=parent))
-    except OSError as error:
-        raise _unwritable(target, error) from None
-    try:
-        yield partial
+    missing = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
+    with ExitStack() as undo:
+        undo.callback(_remove_empty, missing)
         try:
             target.mkdir(parents=True, exist_ok=True)
+            partial = Path(undo.enter_context(TemporaryDirectory(prefix=".workbench-", dir=target)))
+        except OSError as error:
+            raise _unwritable(target, error) from None
+        yield partial
+        try:
             for file in sorted(partial.iterdir()):
                 file.replace(target / file.name)
         except OSError as error:
             raise _unwritable(target, error) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it holds something, or was never made
+            folder.rmdir()
 
 
 def _unwritable(target: Path, error: OSError) -> WorkbenchError:
-    return WorkbenchError(f"cannot write into {target}: {error.strerror or error}; name another folder with --out")
+    reason = error.strerror or str(error)
+    for place in (target, *target.parents):
+        if os.path.lexists(place) and not place.is_dir():
+            reason = f"{place} is {'a link that leads nowhere' if not place.exists() else 'a file'}"
+    return WorkbenchError(f"cannot write into {target}: {reason}; name another folder with --out")

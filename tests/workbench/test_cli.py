@@ -24,7 +24,7 @@ from workbench.analyses import HeadStatistics, load_result
 from workbench.analyses.inputs import read_text
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 
-COMMAND = [sys.executable, "-c", "import sys; from workbench.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-m", "workbench"]
 Refused = Callable[..., str]
 PROMPT = "a b c d a b c d e f g a b c d e f g h i j a b c"
 
@@ -103,6 +103,29 @@ def test_the_table_is_sorted_by_the_score_that_is_asked_for(
     rows = re.findall(r"^ *(L\dH\d) +(\d+\.\d+)", capsys.readouterr().out, re.MULTILINE)
     frame = pd.read_csv(tmp_path / "heads.csv").nlargest(4, "mean_distance")
     assert rows == [(f"L{r.layer:.0f}H{r.head:.0f}", f"{r.mean_distance:.3f}") for r in frame.itertuples()]
+
+
+def test_a_score_without_values_is_not_sorted_by(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["heads", str(folder), "--prompt", "a b c d"]) == 0  # no token comes twice
+    assert re.search(r"^ *Head +Previous token", capsys.readouterr().out, re.MULTILINE)
+    command = ["heads", str(folder), "--prompt", "a b c d", "--sort", "duplicate_token", "--out", str(tmp_path / "out")]
+    assert cli.main(command) == 1
+    printed = capsys.readouterr()
+    assert "no head has a value of duplicate_token" in printed.err and "mean_distance" in printed.err
+    assert "prefix_matching" not in printed.err and printed.out == "" and not files(tmp_path)
+
+
+def test_a_table_that_is_not_for_a_terminal_has_one_line_a_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in continuous integration, whose logs are no terminals
+    long = "word " * 60 + "end"
+    cli._print_table(("Head", "What it is"), [("L0H0", long), ("L0H1", "short")])
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "L0H" in line]
+    assert [[cell.strip() for cell in line] for line in lines] == [["L0H0", long], ["L0H1", "short"]]
 
 
 def test_the_scores_to_sort_by_are_those_of_the_results(folder: Path, tmp_path: Path) -> None:
@@ -251,6 +274,11 @@ def test_options_that_do_not_fit_the_model(
     assert "choose a smaller length" in refused("induction", folder, "--length", "90")
     for seed in ("-1", str(2**64)):
         assert "seed must be a whole number" in refused("induction", folder, "--length", "8", "--seed", seed)
+    for command in ("heads", "sinks"):
+        said = refused(command, folder, "--prompt", "a", "--length", "8", "--seed", "0")
+        assert "--length and --seed need --random" in said
+    (tmp_path / "text.txt").write_text("a b c")
+    assert "--sequences need" in refused("heads", folder, "--text", tmp_path / "text.txt", "--sequences", "8")
     assert "--length and --sequences" in refused("heads", folder, "--random", "--max-tokens", "5")
     assert "--device meta cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "meta")
     assert "--device nonsense cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "nonsense")
@@ -268,10 +296,18 @@ def test_an_unwritable_folder_is_refused_before_anything_is_computed(
 ) -> None:
     monkeypatch.setattr("workbench.loading.pretrained.load_pretrained", lambda *a, **k: pytest.fail("too early"))
     (tmp_path / "file").write_text("")
-    for target in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/results")):
-        said = refused("heads", folder, "--prompt", "a", "--out", target, out=False)
-        assert f"cannot write into {target}" in said and "folder" in said
-    assert (tmp_path / "file").read_text() == ""
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    reasons = {
+        "file": "file is a file", "file/below/it": "file is a file", "dangling": "dangling is a link",
+        "dangling/below": "dangling is a link", "loop": "loop is a link", "new/" + 300 * "n": "too long",
+        "/proc/results": "folder",
+    }  # fmt: skip
+    before = files(tmp_path)
+    for target, reason in reasons.items():
+        said = refused("heads", folder, "--prompt", "a", "--out", tmp_path / target, out=False)
+        assert f"cannot write into {tmp_path / target}" in said and reason in said
+        assert files(tmp_path) == before
 
 
 def test_a_missing_extra_says_how_to_install_it(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,11 +374,43 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
 # As a process
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
-    done = subprocess.run(
-        ["bash", "-c", '"$@" | true; exit ${PIPESTATUS[0]}', "bash", *COMMAND, "models"], capture_output=True, text=True
-    )
+def in_shell(line: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a shell line in which "$@" stands for the command with its arguments."""
+    return subprocess.run(["bash", "-c", line, "bash", *COMMAND, *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["models"],
+        ["fetch", "demo"],
+        ["heads", "MODEL", "--prompt", PROMPT],
+        ["induction", "MODEL", "--length", "8", "--sequences", "2"],
+        ["sinks", "MODEL", "--prompt", PROMPT],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_reader_that_leaves_early_is_no_error(arguments: list[str], folder: Path) -> None:
+    arguments = [str(folder) if word == "MODEL" else word for word in arguments]
+    done = in_shell('"$@" | true; exit ${PIPESTATUS[0]}', *arguments)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    for line, said in (('"$@" >&-', "standard output is closed"), ('"$@" >/dev/full', "No space left on device")):
+        done = in_shell(line, "models")
+        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+    assert in_shell('"$@" 2>&-', "models").stdout and in_shell('"$@" >&- 2>&-', "models").returncode == 1
+
+
+def test_the_module_is_the_command_wherever_it_is_called_from(folder: Path) -> None:
+    repository = Path(__file__).parents[2]  # its folder `kernels` must not become transformers' package of that name
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    command = [*COMMAND, "heads", str(folder), "--prompt", PROMPT]
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and "L1H2" in done.stdout
 
 
 def test_an_interrupted_process_cleans_up(folder: Path, tmp_path: Path) -> None:
