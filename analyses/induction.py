@@ -47,6 +47,7 @@ class InductionHeads(Result):
       ``settings["pattern_threshold"]``.
     - *pattern only*: the pattern without any such effect.
     - *no pattern*: prefix matching below the threshold; nothing is claimed.
+    - *untested*: there is no control head, or one sequence only and so no standard error.
     """
 
     kind: ClassVar[str] = "induction_heads"
@@ -96,7 +97,11 @@ class InductionHeads(Result):
         lines.append(
             f"Without all {(self['prefix_matching'] >= self.settings['pattern_threshold']).sum()} heads above prefix "
             f"matching {self.settings['pattern_threshold']}: {float(self['group_effect']):+.3f}. "
-            f"An effect counts two standard errors beyond {self.control_effect:.3f} (controls)."
+            + (
+                f"An effect counts two standard errors beyond {self.control_effect:.3f} (controls)."
+                if self.provenance.n_sequences > 1
+                else "One sequence gives no standard error to judge effects by: take two or more."
+            )
         )
         return lines
 

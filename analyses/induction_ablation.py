@@ -128,10 +128,11 @@ def verdict(has_pattern: bool, alone: tuple[float, float], peer: tuple[float, fl
         return "no pattern"
     if np.isnan(control):
         return "untested: no control head"
-    margin = control + 2 * np.nan_to_num(alone[1])
-    if abs(alone[0]) > margin:
+    if np.isnan(alone[1]):
+        return "untested: one sequence"  # has no standard error
+    if abs(alone[0]) > control + 2 * alone[1]:
         return "induction" if alone[0] > 0 else "anti-induction"
-    return "redundant" if peer[0] > control + 2 * np.nan_to_num(peer[1]) else "pattern only"
+    return "redundant" if peer[0] > control + 2 * peer[1] else "pattern only"
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import os
 import uuid
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-FORMAT, FORMAT_VERSION = "attention-workbench result", 1
+FORMAT, FORMAT_VERSION = "attention-workbench result", 2
 
 # Where each kind of result lives: a file names its kind, never a module.
 _CLASSES = {
@@ -201,6 +201,7 @@ class Result:
             "provenance": asdict(self.provenance),
             **{name: dict(getattr(self, name)) for name in ("settings", "coverage", "coordinates")},
         }
+        description["sha256"] = _digest(description)
         text = json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False)
         _write_together({_with_suffix(stem, ".npz"): arrays, _with_suffix(stem, ".json"): text.encode()})
         return _with_suffix(stem, ".json")
@@ -248,13 +249,14 @@ def _read_description(path: Path) -> dict[str, Any]:
         )
     if str(description.get("kind")) not in _CLASSES:
         raise ResultFileError(f"{path} holds a result of the unknown kind {description.get('kind')!r}")
-    required = {"arrays_sha256", "quantities", "provenance", "settings", "coverage", "coordinates"}
-    if missing := sorted(required - set(description)):
-        raise ResultFileError(f"{path} is incomplete: it lacks {', '.join(missing)}")
-    provenance = description["provenance"]
-    if not isinstance(provenance, dict) or set(provenance) != {f.name for f in fields(Provenance)}:
-        raise ResultFileError(f"{path} has other provenance fields than expected; it was edited or is damaged")
+    if description.get("sha256") != _digest({name: value for name, value in description.items() if name != "sha256"}):
+        raise ResultFileError(f"{path} was edited or is damaged; run the analysis again")
     return description
+
+
+def _digest(description: Mapping[str, Any]) -> str:
+    """SHA-256 of a description, however its file is laid out."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def _class_of(kind: str) -> type[Result]:

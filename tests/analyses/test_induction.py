@@ -158,12 +158,20 @@ def test_controls_come_from_the_same_layers_without_the_pattern() -> None:
         (True, (-0.5, 0.1), (0.0, 0.0), 0.1, "anti-induction"),
         (True, (0.05, 0.01), (0.5, 0.1), 0.1, "redundant"),
         (True, (0.05, 0.01), (0.25, 0.1), 0.1, "pattern only"),
-        (True, (0.5, float("nan")), (0.0, float("nan")), 0.1, "induction"),  # one sequence has no error
+        (True, (9.0, float("nan")), (9.0, float("nan")), 0.1, "untested: one sequence"),  # which has no error
+        (False, (9.0, float("nan")), (9.0, float("nan")), 0.1, "no pattern"),
         (True, (9.0, 0.0), (9.0, 0.0), float("nan"), "untested: no control head"),
     ],
 )
 def test_verdicts(has_pattern: bool, alone: tuple, peer: tuple, control: float, expected: str) -> None:
     assert verdict(has_pattern, alone, peer, control) == expected
+
+
+def test_one_sequence_claims_nothing(hand_built_model: Callable[..., HookedTransformer]) -> None:
+    found = induction_heads(hand_built_model(LENGTH), length=LENGTH, n_sequences=1, n_ablated=1)
+    assert verdicts(found)["L1H0"] == "untested: one sequence"
+    assert found["mean_effect"][0] > 2 and np.isnan(found["mean_effect_sem"]).all()
+    assert "no standard error" in found.summary() and "An effect counts" not in found.summary()
 
 
 def test_without_ablations_the_scores_are_the_same(random_model: HookedTransformer) -> None:

@@ -25,6 +25,7 @@ from workbench.analyses import (
     induction_heads,
     load_result,
 )
+from workbench.analyses.result import _digest
 
 PROVENANCE = Provenance(
     model_name="m", revision=None, weights="float32", inputs_sha256="0" * 64, n_sequences=1, n_tokens=3,
@@ -118,9 +119,16 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
         result(entropy=(np.zeros((1, 2)), ("layer", "head"))).save(tmp_path / "file" / "r")
 
 
-def damage_json(folder: Path, **changes: Any) -> None:
+def edit_json(folder: Path, **changes: Any) -> None:
     description = json.loads((folder / "r.json").read_text())
     (folder / "r.json").write_text(json.dumps(description | changes))
+
+
+def forge_json(folder: Path, **changes: Any) -> None:
+    """An edit by somebody who knows that the file holds a checksum of itself."""
+    edit_json(folder, **changes)
+    description = json.loads((folder / "r.json").read_text())
+    edit_json(folder, sha256=_digest({name: value for name, value in description.items() if name != "sha256"}))
 
 
 @pytest.mark.parametrize(
@@ -133,25 +141,26 @@ def damage_json(folder: Path, **changes: Any) -> None:
         (lambda f: (f / "r.json").write_bytes(b"\xff\xfe\x00"), "not readable as JSON"),
         (lambda f: (f / "r.json").write_text("[1]"), "no saved result"),
         (lambda f: (f / "r.json").write_text('{"format": "other"}'), "no saved result"),
-        (lambda f: damage_json(f, format_version=99), "format version 99"),
-        (lambda f: damage_json(f, kind="os.system"), "unknown kind"),
+        (lambda f: edit_json(f, format_version=99), "format version 99"),
+        (lambda f: edit_json(f, kind="os.system"), "unknown kind"),
+        (lambda f: edit_json(f, kind=["head_statistics"]), "unknown kind"),
+        (lambda f: edit_json(f, settings={"seed": "0"}), "was edited"),
+        (lambda f: edit_json(f, coverage={}, quantities={}), "was edited"),
+        (lambda f: edit_json(f, provenance=5), "was edited"),
+        (lambda f: edit_json(f, sha256=None), "was edited"),
         (
-            lambda f: damage_json(f, quantities={"other": {"axes": [], "unit": "", "definition": ""}}),
+            lambda f: forge_json(f, quantities={"other": {"axes": [], "unit": "", "definition": ""}}),
             "does not describe",
         ),
-        (lambda f: damage_json(f, quantities=3), "does not describe"),
-        (lambda f: damage_json(f, kind=["head_statistics"]), "unknown kind"),
-        (lambda f: damage_json(f, provenance={"model_name": "m"}), "provenance"),
-        (lambda f: damage_json(f, provenance=5), "provenance"),
+        (lambda f: forge_json(f, quantities=3), "does not describe"),
+        (lambda f: forge_json(f, provenance={"model_name": "m"}), "does not describe"),
+        (lambda f: forge_json(f, provenance=5), "does not describe"),
+        (lambda f: forge_json(f, coordinates={"head": ["only one"]}), "does not describe"),
         (lambda f: (f / "r.json").write_text("[" * 100_000), "not readable as JSON"),
         (
-            lambda f: (
-                (f / "r.npz").write_bytes(b""),
-                damage_json(f, arrays_sha256=hashlib.sha256(b"").hexdigest()),
-            ),
+            lambda f: ((f / "r.npz").write_bytes(b""), forge_json(f, arrays_sha256=hashlib.sha256(b"").hexdigest())),
             "does not describe",
         ),
-        (lambda f: damage_json(f, coordinates={"head": ["only one"]}), "does not describe"),
     ],
 )
 def test_foreign_and_damaged_files_are_refused(damage: Callable, message: str, tmp_path: Path) -> None:
@@ -161,12 +170,20 @@ def test_foreign_and_damaged_files_are_refused(damage: Callable, message: str, t
         load_result(tmp_path / "r")
 
 
+def test_what_was_laid_out_anew_is_the_same_result(tmp_path: Path) -> None:
+    saved = result(entropy=(np.zeros((1, 2)), ("layer", "head")))
+    saved.save(tmp_path / "r")
+    description = json.loads((tmp_path / "r.json").read_text())
+    (tmp_path / "r.json").write_text(json.dumps(dict(sorted(description.items())), indent=3))
+    assert_same(load_result(tmp_path / "r"), saved)
+
+
 def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
     saved = result(entropy=(np.zeros((1, 2)), ("layer", "head")))
     saved.save(tmp_path / "r")
     with (tmp_path / "r.npz").open("wb") as file:
         np.savez(file, entropy=np.array([{"an": "object"}], dtype=object))
-    damage_json(tmp_path, arrays_sha256=hashlib.sha256((tmp_path / "r.npz").read_bytes()).hexdigest())
+    forge_json(tmp_path, arrays_sha256=hashlib.sha256((tmp_path / "r.npz").read_bytes()).hexdigest())
     with pytest.raises(ResultFileError, match="allow_pickle"):
         load_result(tmp_path / "r")
 
