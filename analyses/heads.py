@@ -117,7 +117,8 @@ def head_statistics(
 
     Args:
         model: a HookedTransformer, or a TransformerBridge (O(n²) memory, sequences of one length).
-        tokens: text, texts, or token ids [batch, pos] with their ``attention_mask`` (1 or true = real).
+        tokens: text, texts, token ids [batch, pos] with their ``attention_mask`` (1 or true = real), or tokens that say
+            what they are, such as repeated_random_tokens'.
         sink_keys: so many first real tokens of a sequence make up ``sink_mass``.
         confidence: of the intervals.
         seed: of the bootstrap.

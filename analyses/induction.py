@@ -72,8 +72,6 @@ class InductionHeads(Result):
         top = ", ".join(f"L{layer}H{head} {scores[layer, head]:.3f}" for layer, head in self.top())
         lines = [
             self.provenance.sentence(),
-            f"{self.settings['length']} random tokens, {self.settings['n_copies']} times, "
-            f"spacing: {self.settings['spacing']}.",
             f"Prefix matching: {top} (uniform attention: {float(self['uniform_prefix_matching']):.3f}).",
             f"Loss of a token that repeats: {losses[0]:.3f} nats at its first occurrence, "
             + ", ".join(f"{loss:.3f} in copy {copy}" for copy, loss in enumerate(losses[1:], start=2)) + ".",
@@ -180,7 +178,7 @@ def induction_heads(
         length=length, n_sequences=n_sequences, n_copies=n_copies, spacing=spacing, prepend_bos=prepend_bos
     )
     prompts = repeated_random_tokens(model, **kind, seed=seed)
-    sequences = Sequences.read(model, prompts.tokens)
+    sequences = Sequences.read(model, prompts)
     share = 0.3 if n_ablated else 0.9
     measured = measure_heads(model, sequences, 1, lambda done, message: progress(share * done, message))
     scores = {name: measured.scores[name] for name in _SCORES}

@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from workbench.analyses.prompts import chunked_text
+from workbench.analyses.prompts import DescribedTokens, chunked_text, quoted
 from workbench.errors import WorkbenchError
 
 
@@ -30,11 +28,12 @@ def read_text(path: str | os.PathLike) -> str:
         raise WorkbenchError(f"cannot read the text file {path}: {error.strerror}") from None
 
 
-def text_to_tokens(model: Any, text: str, max_tokens: int | None, *, shorten: str) -> Tensor:
-    """Token ids [1, pos] of a text, BOS first where the tokenizer has one.
+def text_to_tokens(model: Any, text: str, max_tokens: int | None, *, shorten: str) -> DescribedTokens:
+    """Token ids [1, pos] of a text, BOS first where the tokenizer has one, and how much of the text they are.
 
     Args:
-        max_tokens: keeps so many tokens, BOS included; None keeps the whole text.
+        max_tokens: keeps so many tokens, BOS included, as far as the model's context holds them; None keeps the whole
+            text.
         shorten: how the user shortens a text, for the error on one that is too long.
 
     Raises:
@@ -45,10 +44,10 @@ def text_to_tokens(model: Any, text: str, max_tokens: int | None, *, shorten: st
         raise WorkbenchError(
             f"the text has {n_tokens:,} tokens, but {model.cfg.model_name} takes at most {model.cfg.n_ctx:,}; {shorten}"
         )
-    return model.to_tokens(text, truncate=True)[:, :max_tokens]
+    return _beginning(model, text, max_tokens, n_tokens)
 
 
-def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: int) -> Tensor:
+def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: int) -> DescribedTokens:
     """Token ids [sequence, pos]: a text longer than ``length`` tokens is cut into sequences of that length.
 
     Tokens that fill no whole sequence at the end are left out.
@@ -61,12 +60,26 @@ def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: 
     """
     length = min(length, model.cfg.n_ctx)
     n_tokens = _count_tokens(model, text)
-    if max_tokens is not None:
-        n_tokens = min(n_tokens, max_tokens)
-    if n_tokens <= length:
-        return model.to_tokens(text, truncate=True)[:, :n_tokens]
+    n_wanted = n_tokens if max_tokens is None else min(n_tokens, max_tokens)
+    if n_wanted <= length:
+        return _beginning(model, text, n_wanted, n_tokens)
     n_bos = int(model.tokenizer.bos_token_id is not None)  # each sequence starts with its own
-    return chunked_text(model, text, length=length, max_chunks=(n_tokens - n_bos) // (length - n_bos))
+    tokens = chunked_text(model, text, length=length, max_chunks=(n_wanted - n_bos) // (length - n_bos))
+    description = (
+        f"{quoted(text)} in sequences of {'BOS and ' * n_bos}{length - n_bos} tokens, "
+        f"{len(tokens) * (length - n_bos):,} of the text's {n_tokens - n_bos:,}"
+    )
+    return DescribedTokens(tokens, description)
+
+
+def _beginning(model: Any, text: str, max_tokens: int | None, n_tokens: int) -> DescribedTokens:
+    """The first ``max_tokens`` of a text's ``n_tokens`` tokens, as far as the model's context holds them."""
+    tokens = model.to_tokens(text, truncate=True)[:, :max_tokens]
+    n_kept, description = tokens.shape[1], quoted(text)
+    if n_kept < n_tokens:
+        limit = "" if n_kept == max_tokens else " (the model takes no more)"
+        description = f"the first {n_kept:,} of {n_tokens:,} tokens{limit} of {description}"
+    return DescribedTokens(tokens, description)
 
 
 def _count_tokens(model: Any, text: str) -> int:

@@ -16,17 +16,28 @@ GAPS_PER_COPY = 8  # "random gaps" cuts a copy about once in so many tokens
 
 
 @dataclass(frozen=True, eq=False)
-class RepeatedTokens:
-    """Random sequences in which every token of a first copy comes again.
+class DescribedTokens:
+    """Token sequences that say what they are; analyses take them in place of bare ids, and results repeat it.
 
     Args:
         tokens: int64 [sequence, pos].
+        description: one line of words.
+    """
+
+    tokens: Tensor
+    description: str
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedTokens(DescribedTokens):
+    """Random sequences in which every token of a first copy comes again.
+
+    Args:
         copy: int64 [sequence, pos], 0 for the first copy, 1 for its first repetition, …; −1 for BOS and fillers.
         index: int64 [sequence, pos], place within the copy from 0 to length − 1; −1 for BOS and fillers.
         has_bos: whether position 0 is BOS.
     """
 
-    tokens: Tensor
     copy: Tensor
     index: Tensor
     has_bos: bool
@@ -97,7 +108,11 @@ def repeated_random_tokens(
         tokens, copy, index = (
             pad(part, (1, 0), value=first) for part, first in ((tokens, bos), (copy, -1), (index, -1))
         )
-    return RepeatedTokens(tokens=tokens, copy=copy, index=index, has_bos=bos is not None)
+    description = (
+        f"{'BOS and ' if bos is not None else ''}{length} random tokens "
+        f"{'twice' if n_copies == 2 else f'{n_copies} times'}{' with random gaps' if n_fillers else ''}, seed {seed}"
+    )
+    return RepeatedTokens(tokens=tokens, description=description, copy=copy, index=index, has_bos=bos is not None)
 
 
 def _places(length: int, n_copies: int, gaps: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -148,6 +163,13 @@ def chunked_text(
         n_chunks = min(n_chunks, max_chunks)
     chunks = torch.tensor(ids[: n_chunks * (length - n_bos)]).view(n_chunks, length - n_bos)
     return chunks if bos is None else pad(chunks, (1, 0), value=bos)
+
+
+def quoted(text: str, most: int = 60) -> str:
+    """The beginning of a text as one line in quotation marks, without what could steer a terminal."""
+    line = " ".join(text.split())
+    line = line if len(line) <= most else line[: most - 1].rstrip() + "…"
+    return f"“{''.join(character if character.isprintable() else '�' for character in line)}”"
 
 
 def bos_token(model: Any, prepend_bos: bool | None) -> int | None:

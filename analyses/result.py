@@ -72,6 +72,7 @@ class Provenance:
     model_name: str
     revision: str | None
     weights: str  # precision and quantisation, in words
+    inputs: str  # what the sequences are, in words
     inputs_sha256: str  # of token ids (int64) and mask (bool), row after row, pads as 0
     n_sequences: int
     n_tokens: int  # real tokens, BOS included
@@ -83,7 +84,7 @@ class Provenance:
         revision = f", revision {self.revision}" if self.revision else ""
         plural = "s" if self.n_sequences > 1 else ""
         return (
-            f"{self.model_name} ({self.weights}{revision}), {self.n_sequences} sequence{plural}, "
+            f"{self.model_name} ({self.weights}{revision}); {self.inputs}; {self.n_sequences:,} sequence{plural}, "
             f"{self.n_tokens:,} token{'s' if self.n_tokens > 1 else ''}, {self.bos}."
         )
 

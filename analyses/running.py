@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.analyses.prompts import DescribedTokens, quoted
 from workbench.analyses.result import Provenance
 from workbench.kernels import AttentionMask, StatisticsRequest, pattern_statistics
 from workbench.statistics import ModelStatistics
 from workbench.tokens import check_tokens
 
 Progress = Callable[[float, str], None]
-Input = str | Sequence[str] | Tensor
+Input = str | Sequence[str] | Tensor | DescribedTokens
 
 TOKENS_PER_RUN = 8192  # statistics of so many tokens are held at a time
 _PACKAGES = ("attention-workbench", "numpy", "torch", "transformers", "transformer-lens")
@@ -39,10 +40,12 @@ class Sequences:
     Args:
         tokens: int64 [sequence, pos].
         real: bool [sequence, pos].
+        description: what they are, in one line of words.
     """
 
     tokens: Tensor
     real: Tensor
+    description: str = ""
 
     @classmethod
     def read(cls, model: Any, input: Input, attention_mask: Tensor | None = None) -> Sequences:
@@ -51,11 +54,18 @@ class Sequences:
         Raises:
             ValueError: what the model refuses, a mask that does not fit, or a sequence without a real token.
         """
-        if not isinstance(input, Tensor):
-            if attention_mask is not None:
-                raise ValueError("text is padded and masked by the model; leave attention_mask out, or pass tokens")
-            return cls._tokenised(model, input)
-        tokens = check_tokens(input, model.cfg).cpu()
+        if isinstance(input, DescribedTokens):
+            return replace(cls.read(model, input.tokens, attention_mask), description=input.description)
+        if isinstance(input, Tensor):
+            sequences = cls._masked(check_tokens(input, model.cfg).cpu(), attention_mask)
+        elif attention_mask is None:
+            sequences = cls._tokenised(model, input)
+        else:
+            raise ValueError("text is padded and masked by the model; leave attention_mask out, or pass tokens")
+        return replace(sequences, description=_in_words(model, sequences))
+
+    @classmethod
+    def _masked(cls, tokens: Tensor, attention_mask: Tensor | None) -> Sequences:
         if attention_mask is None:
             return cls(tokens, torch.ones_like(tokens, dtype=torch.bool))
         mask = torch.atleast_2d(attention_mask).cpu()
@@ -85,11 +95,14 @@ class Sequences:
 
     def to(self, device: torch.device) -> Sequences:
         """The same on a device."""
-        return Sequences(self.tokens.to(device), self.real.to(device))
+        return replace(self, tokens=self.tokens.to(device), real=self.real.to(device))
 
     def first(self, n_tokens: int) -> Sequences:
         """The first ``n_tokens`` tokens of each sequence."""
-        return Sequences(self.tokens[:, :n_tokens], self.real[:, :n_tokens])
+        if self.tokens.shape[1] <= n_tokens:
+            return self
+        description = f"the first {n_tokens:,} tokens of {self.description}"
+        return Sequences(self.tokens[:, :n_tokens], self.real[:, :n_tokens], description)
 
     def batches(self, tokens_per_run: int = TOKENS_PER_RUN) -> Iterator[Sequences]:
         """The same sequences in order, as many at a time as ``tokens_per_run`` allows (at least one)."""
@@ -113,6 +126,17 @@ def _real_first(tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     order = (~real).long().argsort(dim=1, stable=True)[:, : int(lengths.max())]
     real = torch.arange(order.shape[1]) < lengths[:, None]
     return tokens.gather(1, order).masked_fill(~real, 0), real
+
+
+def _in_words(model: Any, sequences: Sequences) -> str:
+    """The beginning of the first sequence as text, and how many more there are."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        return "token ids"
+    ids = sequences.tokens[0, : min(40, int(sequences.lengths[0]))].tolist()
+    words = quoted(tokenizer.decode([i for i in ids if i != tokenizer.bos_token_id]))
+    words = words if len(ids) == int(sequences.lengths[0]) or words.endswith("…”") else f"{words[:-1]}…”"
+    return words if len(sequences) == 1 else f"{words} and {len(sequences) - 1:,} more"
 
 
 def emits_statistics(model: Any) -> bool:
@@ -170,6 +194,7 @@ def provenance(model: Any, sequences: Sequences) -> Provenance:
         model_name=str(getattr(cfg, "model_name", type(model).__name__)),
         revision=getattr(cfg, "revision", None),
         weights=weights or f"{str(cfg.dtype).removeprefix('torch.')}, as loaded by {type(model).__name__}",
+        inputs=sequences.description,
         inputs_sha256=sequences.digest(),
         n_sequences=len(sequences),
         n_tokens=int(sequences.real.sum()),

@@ -103,8 +103,9 @@ def attention_sinks(
 
     Args:
         model: a HookedTransformer, or a TransformerBridge (O(n²) memory, sequences of one length).
-        tokens: text, texts, or token ids [batch, pos] with their ``attention_mask`` (1 or true = real). Only the first
-            ``n_tokens`` real tokens of each sequence are used; chunked_text cuts a long text into sequences.
+        tokens: text, texts, token ids [batch, pos] with their ``attention_mask`` (1 or true = real), or tokens that say
+            what they are, such as repeated_random_tokens'. Only the first ``n_tokens`` real tokens of each sequence
+            are used; chunked_text cuts a long text into sequences.
         sink_position: the position whose weight and norms are reported; None takes the one with the highest sink rate.
         sink_keys: so many first real tokens of a sequence make up ``sink_mass``.
         progress: called with the fraction done and what was done.

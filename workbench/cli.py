@@ -321,7 +321,7 @@ def _text_of(options: argparse.Namespace) -> str | None:
 def _random_tokens(model: Any, options: argparse.Namespace) -> Any:
     from workbench.analyses import repeated_random_tokens
 
-    return repeated_random_tokens(model, **_random_options(options)).tokens
+    return repeated_random_tokens(model, **_random_options(options))
 
 
 def _random_options(options: argparse.Namespace) -> dict[str, int]:

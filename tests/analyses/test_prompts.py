@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.analyses import chunked_text, repeated_random_tokens
-from workbench.analyses.inputs import text_to_sequences
+from workbench.analyses.inputs import text_to_sequences, text_to_tokens
+from workbench.analyses.prompts import quoted
+from workbench.analyses.running import Sequences
 
 
 class Tokenizer:
@@ -139,5 +141,65 @@ def test_sequences_cover_the_text_up_to_the_limit() -> None:
     everything = [1 + ord(character) % 10 for character in text]
     for max_tokens, n_sequences in ((None, 9), (1000, 9), (64, 9), (63, 8), (15, 2), (14, 1), (9, 1)):
         found = text_to_sequences(model, text, max_tokens, length=8)  # seven tokens of the text and BOS each
-        assert found.shape == (n_sequences, 8) and (found[:, 0] == 0).all()
-        assert found[:, 1:].flatten().tolist() == everything[: 7 * n_sequences]
+        assert found.tokens.shape == (n_sequences, 8) and (found.tokens[:, 0] == 0).all()
+        assert found.tokens[:, 1:].flatten().tolist() == everything[: 7 * n_sequences]
+        used = f"sequences of BOS and 7 tokens, {7 * n_sequences} of the text's 63"
+        assert found.description == f"“{text[:59]}…” in {used}"
+
+
+class Reader(Tokenizer):
+    """A model that reads one token per character, for what is said of its inputs."""
+
+    def __init__(self, n_ctx: int) -> None:
+        self.tokenizer = self
+        self.cfg = SimpleNamespace(d_vocab=12, n_ctx=n_ctx, model_name="m")
+
+    def to_tokens(self, text: str, truncate: bool = False) -> torch.Tensor:
+        tokens = torch.tensor([[0, *self(text, add_special_tokens=False)["input_ids"]]])
+        assert truncate or tokens.shape[1] <= self.cfg.n_ctx
+        return tokens[:, : self.cfg.n_ctx]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(96 + i) for i in ids)
+
+
+def test_a_shortened_text_says_how_much_of_it_is_left() -> None:
+    text, short = "abcdefghi" * 4, "shorten it"
+    for max_tokens, n_kept, expected in (
+        (None, 37, f"“{text}”"),
+        (37, 37, f"“{text}”"),
+        (99, 37, f"“{text}”"),
+        (20, 20, f"the first 20 of 37 tokens of “{text}”"),
+    ):
+        found = text_to_tokens(Reader(n_ctx=40), text, max_tokens, shorten=short)
+        assert (found.tokens.shape, found.description) == ((1, n_kept), expected)
+    for max_tokens in (31, 99):  # more than the context
+        found = text_to_tokens(Reader(n_ctx=30), text, max_tokens, shorten=short)
+        assert found.tokens.shape == (1, 30)
+        assert found.description == f"the first 30 of 37 tokens (the model takes no more) of “{text}”"
+    found = text_to_sequences(Reader(n_ctx=99), text, 12, length=16)
+    assert (found.tokens.shape, found.description) == ((1, 12), f"the first 12 of 37 tokens of “{text}”")
+
+
+def test_random_tokens_say_how_they_were_drawn() -> None:
+    options: dict[str, Any] = {"length": 5, "seed": 3}
+    with_bos = repeated_random_tokens(model_with(12, tokenizer=Tokenizer()), **options)
+    assert with_bos.description == "BOS and 5 random tokens twice, seed 3"
+    without = repeated_random_tokens(model_with(40), **options, n_copies=3, spacing="random gaps")
+    assert without.description == "5 random tokens 3 times with random gaps, seed 3"
+    assert Sequences.read(model_with(40), without).description == without.description
+
+
+def test_bare_tokens_are_described_by_the_text_that_they_begin_with() -> None:
+    reader = Reader(n_ctx=99)
+    assert Sequences.read(reader, torch.tensor([0, 1, 2, 3])).description == "“abc”"
+    assert Sequences.read(reader, torch.arange(1, 11).repeat(3, 5)).description == f"“{'abcdefghij' * 4}…” and 2 more"
+    assert Sequences.read(model_with(40), torch.tensor([1, 2])).description == "token ids"
+
+
+@given(st.text())
+def test_a_quotation_is_one_printable_line(text: str) -> None:
+    shown = quoted(text, most=20)
+    assert shown.isprintable() and shown[0] == "“" and shown[-1] == "”" and len(shown) <= 22
+    if len(" ".join(text.split())) > 20:
+        assert shown.endswith("…”")

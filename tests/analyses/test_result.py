@@ -28,7 +28,7 @@ from workbench.analyses import (
 from workbench.analyses.result import _digest
 
 PROVENANCE = Provenance(
-    model_name="m", revision=None, weights="float32", inputs_sha256="0" * 64, n_sequences=1, n_tokens=3,
+    model_name="m", revision=None, weights="float32", inputs="“a b”", inputs_sha256="0" * 64, n_sequences=1, n_tokens=3,
     bos="starting with BOS", versions={"python": "3"},
 )  # fmt: skip
 

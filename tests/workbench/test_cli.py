@@ -138,7 +138,9 @@ def test_the_scores_to_sort_by_are_those_of_the_results(folder: Path, tmp_path: 
         assert set(scores) <= set(pd.read_csv(tmp_path / f"{command}.csv"))
 
 
-def test_max_tokens_keeps_the_beginning_of_a_text_file(folder: Path, tmp_path: Path) -> None:
+def test_max_tokens_keeps_the_beginning_of_a_text_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f g " * 40, encoding="utf-8")
     assert (
@@ -146,6 +148,7 @@ def test_max_tokens_keeps_the_beginning_of_a_text_file(folder: Path, tmp_path: P
     )
     assert cli.main(["heads", str(folder), "--prompt", "a b c d e f g " * 7, "--out", str(tmp_path / "short")]) == 0
     cut, short = load_result(tmp_path / "cut" / "heads"), load_result(tmp_path / "short" / "heads")
+    assert "; the first 50 of 281 tokens of “a b c d e" in capsys.readouterr().out
     assert isinstance(cut, HeadStatistics) and cut.provenance.inputs_sha256 == short.provenance.inputs_sha256
 
 
@@ -154,10 +157,13 @@ def test_the_mark_that_editors_put_first_is_no_text(folder: Path, tmp_path: Path
     assert read_text(tmp_path / "marked.txt") == "a b c"
 
 
-def test_a_long_text_becomes_sequences_for_sinks(folder: Path, tmp_path: Path) -> None:
+def test_a_long_text_becomes_sequences_for_sinks(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f g " * 40, encoding="utf-8")  # 280 tokens, far beyond the context
     assert cli.main(["sinks", str(folder), "--text", str(text), "--out", str(tmp_path)]) == 0
+    assert "in sequences of BOS and 63 tokens, 252 of the text's 280;" in capsys.readouterr().out
     assert load_result(tmp_path / "sinks").provenance.n_sequences == 280 // 63
     assert cli.main(["sinks", str(folder), "--text", str(text), "--max-tokens", "128", "--out", str(tmp_path)]) == 0
     assert load_result(tmp_path / "sinks").provenance.n_tokens == 128
