@@ -25,6 +25,13 @@ THEME = {
 }
 DARK, LIGHT = SLATE[8], "#f6f7f9"
 
+# What Dash would load only once a figure or a table is drawn. Loaded before the page starts, it cannot be late, and a
+# load that failed is tried once more.
+CHUNKS = "".join(
+    f'<script src="/_dash-component-suites/{path}"></script>'
+    for path in ("plotly/package_data/plotly.min.js", "dash/dcc/async-graph.js", "dash_ag_grid/async-community.js")
+)
+
 # Before anything else draws: the colour scheme that Mantine will choose, so that dark pages do not flash white.
 INDEX = f"""<!DOCTYPE html>
 <html lang="en">
@@ -45,7 +52,7 @@ INDEX = f"""<!DOCTYPE html>
 </head>
 <body>
 {{%app_entry%}}
-<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
+<footer>{{%config%}}{CHUNKS}{{%scripts%}}{{%renderer%}}</footer>
 </body>
 </html>"""
 
@@ -63,6 +70,7 @@ def document(session: str, view: View, models: Mapping[str, str]) -> Any:
             dcc.Location(id="url", refresh="callback-nav"),
             dcc.Store(id="session", data=session),
             dcc.Store(id="page", data=view.page),
+            dcc.Store(id="submission", data={}),
             dcc.Store(id="input", data={}),
             dcc.Store(id="view", data=""),
             dcc.Store(id="ready", data=""),
@@ -162,7 +170,14 @@ def _input_form(view: View, models: Mapping[str, str]) -> html.Div:
                 size="sm",
             ),
             dmc.Button("Analyse", id="analyse", n_clicks=0, fullWidth=True, size="sm"),
-            html.P([dmc.Kbd("Ctrl", size="xs"), " + ", dmc.Kbd("Enter", size="xs")], className="shortcut"),
+            html.P(
+                [
+                    html.Span([dmc.Kbd("Ctrl", size="xs"), " + ", dmc.Kbd("Enter", size="xs")], className="unchanged"),
+                    html.Span("Changed, not analysed yet", className="changed"),
+                ],
+                className="shortcut",
+                role="status",
+            ),
         ],
     )
 
@@ -174,6 +189,16 @@ def _main(view: View) -> html.Main:
         tabIndex="-1",
         children=[
             _context_bar(view),
+            html.Div(
+                [
+                    html.Span("", id="connection-text"),
+                    html.Button("Reload", id="reload", className="text-button", type="button", hidden=True),
+                ],
+                id="connection",
+                className="connection",
+                role="alert",
+                hidden=True,
+            ),
             html.Div(id="alert", role="alert"),
             html.Div(id="notice", role="status"),
             html.Div(
@@ -199,6 +224,7 @@ def _context_bar(view: View) -> html.Div:
         className="context",
         children=[
             html.Div("", id="context-facts", className="context-facts"),
+            html.Span("from before your changes", className="changed earlier"),
             html.Div(
                 className="head-picker",
                 role="group",

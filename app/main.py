@@ -10,11 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import flask
 from dash import Dash
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from workbench.app import registry, shell
+from workbench.app import registry, requests, shell
 from workbench.app.layout import INDEX, document
 from workbench.app.models import ModelStore, load_model
 from workbench.app.services import Services
@@ -115,14 +114,7 @@ def _app_of(services: Services) -> Dash:
     )
     app.layout = lambda: document(uuid.uuid4().hex, services.default, services.known_models)
     shell.register(app, services)
-    app.server.before_request(refuse_strangers)
+    requests.guard(app, HOST)
+    started = uuid.uuid4().hex
+    app.server.add_url_rule("/_started", view_func=lambda: started)
     return app
-
-
-def refuse_strangers() -> flask.Response | None:
-    """Answers only to addresses of this machine, so that no web page elsewhere can reach the server under its name."""
-    host = flask.request.host.rpartition(":")[0] if ":" in flask.request.host else flask.request.host
-    origin = flask.request.headers.get("Origin")
-    if host not in (HOST, "localhost") or (origin is not None and origin != f"http://{flask.request.host}"):
-        return flask.Response("This server answers only to its own page.", status=403)
-    return None

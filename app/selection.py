@@ -1,17 +1,43 @@
-"""Choosing a head: what a click means, and how the chosen head is shown in a map."""
+"""Choosing a head: the maps of all heads, what a click means, and how the chosen head is shown."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output
+from dash import Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
 from workbench.analyses.figures import VERMILLION
 from workbench.analyses.labels import HEAD_SCORES
+from workbench.app.components import about_score, card, graph, on_card, select
 from workbench.app.state import View
+
+LAYER_HEIGHT = 16  # pixels of a map's row: its label and its number can be read
+
+
+def map_card(page: str, control: str, score: str, scores: Mapping[str, str], height: int) -> html.Section:
+    """A page's map of all heads, with the choice of its score; ``map_outputs`` fills it."""
+    return card(
+        "All heads",
+        graph(f"{page}-map", "Map of all heads by layer and head, coloured by the chosen score", height),
+        controls=[select(control, "Score shown in the map", score, scores, width=210)],
+        note=html.Span("", id=f"{page}-note"),
+    )
+
+
+def map_outputs(page: str) -> tuple[Output, Output, Output]:
+    """What ``score_map`` returns goes here."""
+    return Output(f"{page}-map", "figure"), Output(f"{page}-map", "style"), Output(f"{page}-note", "children")
+
+
+def score_map(result: Any, score: str, scores: Mapping[str, str], view: View, scheme: str, height: int) -> tuple:
+    """The map of a score as (figure, style, note). It is as high as its layers need, and at least ``height``."""
+    tall = max(height, LAYER_HEIGHT * result[score].shape[0] + 90)
+    figure = on_card(frame_head(result.figure("map", score=score, theme=scheme), view), tall, revision="map")
+    return figure, {"height": f"{tall}px"}, about_score(scores[score], result.quantities[score])
 
 
 def choose_on_click(app: Dash, *sources: tuple[str, str]) -> None:
@@ -30,12 +56,12 @@ def choose_on_click(app: Dash, *sources: tuple[str, str]) -> None:
 
 def clicked_head(event: dict[str, Any] | None) -> tuple[int, int]:
     """(layer, head) of a click. Raises PreventUpdate where it hit none."""
-    point = ((event or {}).get("points") or [{}])[0]
-    name = point.get("customdata") or (event or {}).get("rowId")
-    if isinstance(name, str) and (match := re.fullmatch(r"L(\d+)H(\d+)", name)):
-        return int(match[1]), int(match[2])
-    if isinstance(point.get("x"), (int, float)) and isinstance(point.get("y"), (int, float)):  # a cell of a map
-        return round(point["y"]), round(point["x"])
+    match event:
+        case {"points": [{"customdata": str(name)}, *_]} | {"rowId": str(name)}:
+            if match := re.fullmatch(r"L(\d+)H(\d+)", name):
+                return int(match[1]), int(match[2])
+        case {"points": [{"x": int() | float() as x, "y": int() | float() as y}, *_]}:  # a cell of a map
+            return round(y), round(x)
     raise PreventUpdate
 
 

@@ -50,6 +50,14 @@ class Services:
             raise PreventUpdate
         return result
 
+    def nearest_head(self, view: View) -> tuple[int, int] | None:
+        """The head closest to the view's, where its model is in memory and has no such head; else None."""
+        model = self.models.loaded(view.model)
+        if model is None or view.layer is None or view.head is None:
+            return None
+        nearest = min(view.layer, model.cfg.n_layers - 1), min(view.head, model.cfg.n_heads - 1)
+        return None if nearest == (view.layer, view.head) else nearest
+
     def head_statistics(self, view: View) -> Task:
         """The statistics of all heads on the view's text."""
 

@@ -49,26 +49,39 @@ def _register_view(app: Dash, services: Services) -> None:
         *(Output(*control) for control in CONTROLS.values()),
         Output("notice", "children"),
         Input("url", "search"),
+        State("url", "pathname"),
     )
-    def read_address(search: str | None) -> Any:
-        return controls_of(services, search or "")
+    def read_address(search: str | None, path: str | None) -> Any:
+        return controls_of(services, search or "", path or "/")
 
     @app.callback(
         Output("input", "data", allow_duplicate=True),
         *(Output(*CONTROLS[field], allow_duplicate=True) for field in ("layer", "head", "queries", "keys")),
-        Input("analyse", "n_clicks"),
-        Input("model", "n_submit"),
-        Input("model", "value"),
-        State("text", "value"),
-        State("max-tokens", "value"),
+        Input("submission", "data"),
         State("input", "data"),
         prevent_initial_call=True,
     )
-    def submit(clicks: int, enters: int, model: str | None, text: str | None, limit: Any, before: dict) -> Any:
-        picked = ctx.triggered_prop_ids.keys() == {"model.value"}
-        if picked and (model not in services.known_models or model == before.get("model")):
-            raise PreventUpdate
-        return submitted(services, model, text, limit, before)
+    def submit(submission: dict, before: dict) -> Any:
+        return submitted(services, submission, before)
+
+    # The browser reads the boxes itself: what a component reports to callbacks can be a keystroke behind.
+    app.clientside_callback(
+        ClientsideFunction("workbench", "submit"),
+        Output("submission", "data"),
+        Input("analyse", "n_clicks"),
+        Input("model", "n_submit"),
+        Input("model", "value"),
+        State("model", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        ClientsideFunction("workbench", "showsTheBoxes"),
+        Input("input", "data"),
+        State("model", "value"),
+        State("text", "value"),
+        State("max-tokens", "value"),
+        prevent_initial_call=True,
+    )
 
     @app.callback(
         Output("view", "data"),
@@ -127,8 +140,15 @@ def _register_jobs(app: Dash, services: Services) -> None:
     def follow(query: str, given: dict, tick: int, session: str, ready: str) -> Any:
         if not query:
             raise PreventUpdate
-        again = "input.data" in ctx.triggered_prop_ids
-        return progress_of(services, services.view(query), session, ready, again=again)
+        view = services.view(query)
+        progress = progress_of(services, view, session, ready, again="input.data" in ctx.triggered_prop_ids)
+        nearest = services.nearest_head(view)
+        if nearest is None:
+            return progress
+        for name, value in zip(("layer", "head"), nearest, strict=True):
+            set_props(name, {"value": value})
+        set_props("notice", {"children": no_such_head(view, nearest)})
+        return no_update, no_update, [], True, "", 0, "main stale"
 
     # The page asks again a moment after each answer: a fixed interval would drop answers that take longer than it.
     app.clientside_callback(ClientsideFunction("workbench", "askAgain"), Input("ask-again", "data"))
@@ -171,12 +191,20 @@ def _register_jobs(app: Dash, services: Services) -> None:
         return True, "main stale", CANCELLED
 
 
+def no_such_head(view: View, nearest: tuple[int, int]) -> Any:
+    layer, head = nearest
+    text = f"{view.model} has no L{view.layer}H{view.head}; this is L{layer}H{head}, the nearest that it has."
+    return message("notice", "There is no such head", text)
+
+
 CANCELLED = message("notice", "Cancelled", "Press Analyse to start again.")
 
 
-def controls_of(services: Services, search: str) -> tuple:
+def controls_of(services: Services, search: str, path: str = "/") -> tuple:
     """The values of all controls for an address, which anyone may have written."""
     view, notices = from_query(search, services.default)
+    if path != "/":
+        notices.insert(0, f"There is no page {path[:60]!r} here; pages are chosen at the left.")
     try:
         text = services.texts.get(view.text)
     except WorkbenchError as error:
@@ -191,13 +219,18 @@ def controls_of(services: Services, search: str) -> tuple:
     return given, view.model, text, view.max_tokens, *values, notice
 
 
-def submitted(services: Services, model: str | None, text: str | None, limit: Any, before: dict) -> tuple:
-    """What is to be analysed now: (input, layer, head, queries, keys). Another model starts without a chosen head."""
+def submitted(services: Services, submission: dict, before: dict) -> tuple:
+    """What is to be analysed now: (input, layer, head, queries, keys). Another model starts without a chosen head.
+
+    Args:
+        submission: model, text and limit as they stand in the boxes, and the submission's number.
+    """
+    limit = submission.get("limit")
     given = {
-        "model": (model or "").strip().encode("utf-8", "replace").decode()[:MAX_NAME],
-        "text": services.texts.put(text or ""),
+        "model": str(submission.get("model") or "").strip().encode("utf-8", "replace").decode()[:MAX_NAME],
+        "text": services.texts.put(str(submission.get("text") or "")),
         "max_tokens": limit if isinstance(limit, int) and limit > 0 else None,
-        "submission": before.get("submission", 0) + 1,
+        "submission": submission.get("number"),
     }
     same_model = given["model"] == before.get("model")
     same = same_model and all(given[name] == before.get(name) for name in ("text", "max_tokens"))
@@ -223,18 +256,22 @@ def progress_of(services: Services, view: View, session: str, ready: str, *, aga
             job = services.jobs.request(session, task, again=again)
             job.wait(AT_ONCE_SECONDS)
             if job.state != "done":
-                return _unfinished(job, "\n".join(done) or ready)
+                return _newly("\n".join(done) or ready, ready), *_unfinished(job)
         done.append(task.key)
-    now_ready = "\n".join(done)
-    return no_update if now_ready == ready else now_ready, no_update, [], True, "", 0, "main"
+    return _newly("\n".join(done), ready), no_update, [], True, "", 0, "main"
 
 
-def _unfinished(job: Job, ready: str) -> tuple:
+def _newly(done: str, before: str) -> Any:
+    """What is done, where that is news: everything is drawn anew when it is told."""
+    return no_update if done == before else done
+
+
+def _unfinished(job: Job) -> tuple:
     if job.state == "running":
         text = f"{job.text or job.task.title} · {job.seconds:.0f} s"
-        return ready, time.monotonic(), [], False, text, 100 * job.fraction, "main stale"
+        return time.monotonic(), [], False, text, 100 * job.fraction, "main stale"
     alert = CANCELLED if job.state == "cancelled" else error_message(job.error)
-    return ready, no_update, alert, True, "", 0, "main stale"
+    return no_update, alert, True, "", 0, "main stale"
 
 
 def facts(cfg: Any, provenance: Any) -> list[Any]:
@@ -250,7 +287,7 @@ def facts(cfg: Any, provenance: Any) -> list[Any]:
 def error_message(error: Exception | None) -> Any:
     """An error in words: what happened and what to do."""
     if isinstance(error, (WorkbenchError, ValueError)):
-        return message("error", "This cannot be analysed", _sentence(str(error)))
+        return message("error", "This cannot be analysed", str(error) or "unknown error")
     if error is not None and ran_out_of_memory(error):
         return message("error", "Not enough memory", "Shorten the text, or choose a smaller model.")
     details = "".join(traceback.format_exception(error)) if error else ""
@@ -266,8 +303,3 @@ def error_message(error: Exception | None) -> Any:
 def show_error(error: Exception) -> None:
     """What a callback raised, as the page's alert; the handler of last resort."""
     set_props("alert", {"children": error_message(error)})
-
-
-def _sentence(text: str) -> str:
-    text = text.strip() or "unknown error"
-    return text[0].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")

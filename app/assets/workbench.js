@@ -21,10 +21,51 @@
     }
   }, 30);
 
+  // What stands in the boxes, and what stood there when the text on the page was analysed.
+  let analysed = null;
+  let submissions = 0;
+
+  function boxes() {
+    const typed = (id) => document.getElementById(id).value;
+    return { model: typed("model"), text: typed("text"), limit: parseInt(typed("max-tokens"), 10) || null };
+  }
+
+  // Boxes change in many ways (keys, arrows, undo, options), not all of which send an event.
+  setInterval(function () {
+    if (!analysed) return;
+    const now = boxes();
+    const changed = Object.keys(now).some((name) => now[name] !== analysed[name]);
+    document.documentElement.toggleAttribute("data-changed", changed);
+  }, 200);
+
   document.addEventListener("keydown", function (event) {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      document.getElementById("analyse").click();
-    }
+    if (event.key !== "Enter") return;
+    if (event.ctrlKey || event.metaKey) document.getElementById("analyse").click();
+    const closeList = new KeyboardEvent("keydown", { key: "Escape", code: "Escape", bubbles: true });
+    if (event.target.id === "model") setTimeout(() => event.target.dispatchEvent(closeList));
+    if (event.target.closest(".zoom input")) document.getElementById("zoom-in").click();
+  });
+
+  // The server may stop, and start again without what it held for this page.
+  let started = null;
+
+  async function checkServer() {
+    if (document.hidden || !document.getElementById("connection")) return;
+    const answer = await fetch("/_started", { cache: "no-store" }).then(
+      (response) => response.text(),
+      () => null
+    );
+    started = started || answer;
+    document.getElementById("connection").hidden = answer === started;
+    document.getElementById("reload").hidden = answer === null;
+    document.getElementById("connection-text").textContent =
+      answer === null ? "The dashboard’s server does not answer. Is it still running?" : "The server was restarted.";
+  }
+
+  setInterval(checkServer, 2000);
+
+  document.addEventListener("click", function (event) {
+    if (event.target.id === "reload") window.location.reload();
   });
 
   document.addEventListener("click", function (event) {
@@ -180,6 +221,20 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     workbench: {
+      submit: function (clicks, enters, model, known) {
+        const { triggered } = window.dash_clientside.callback_context;
+        const picked = triggered.every(({ prop_id }) => prop_id === "model.value");
+        if (picked && (!known.includes(model) || !analysed || model === analysed.model)) {
+          return window.dash_clientside.no_update;
+        }
+        analysed = boxes();
+        if (picked) analysed.model = model;
+        return { ...analysed, number: ++submissions };
+      },
+      showsTheBoxes: function (given, model, text, limit) {
+        // What comes from the address; a submission has been noted when it was made.
+        if (!given.submission) analysed = { model, text: text.replace(/\r\n?/g, "\n"), limit: limit || null };
+      },
       askAgain: function (when) {
         if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 200);
       },

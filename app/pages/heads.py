@@ -9,9 +9,10 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, ctx, html, no_update
 
 from workbench.analyses.labels import HEAD_SCORES
-from workbench.app.components import about_score, card, empty_figure, graph, on_card, select, table
+from workbench.app.components import card, empty_figure, graph, on_card, select, table
 from workbench.app.jobs import Task
-from workbench.app.selection import choose_on_click, frame_head
+from workbench.app.pages.pattern import description, resolution
+from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import Services
 from workbench.app.state import View
 
@@ -47,12 +48,7 @@ DEFINITIONS = (
 
 
 def layout(view: View) -> list[Any]:
-    overview = card(
-        "All heads",
-        graph("heads-map", "Map of all heads by layer and head, coloured by the chosen score", TALL),
-        controls=[select("score", "Score shown in the map", view.score, HEAD_SCORES)],
-        note=html.Span("", id="heads-note"),
-    )
+    overview = map_card(NAME, "score", view.score, HEAD_SCORES, TALL)
     detail = card(
         html.Span("Pattern", id="heads-pattern-title"),
         graph("heads-pattern", "Attention pattern of the chosen head", TALL, square=True),
@@ -92,11 +88,10 @@ def register(app: Dash, services: Services) -> None:
         view = services.view_on(NAME, query)
         return view, services.finished(services.head_statistics(view))
 
-    @app.callback(Output("heads-map", "figure"), Output("heads-note", "children"), Output("score", "data"), *drawn)
+    @app.callback(*map_outputs(NAME), Output("score", "data"), *drawn)
     def draw_map(ready: str, query: str, scheme: str) -> Any:
         view, result = statistics(query)
-        about = about_score(HEAD_SCORES[view.score], result.quantities[view.score])
-        return score_map(result, view, scheme), about, score_options(result)
+        return *overview_map(result, view, scheme), score_options(result)
 
     @app.callback(Output("heads-scatter", "figure"), Output("scatter-x", "data"), Output("scatter-y", "data"), *drawn)
     def draw_scatter(ready: str, query: str, scheme: str) -> Any:
@@ -127,7 +122,7 @@ def register(app: Dash, services: Services) -> None:
         return (
             preview(pattern, scheme),
             f"Pattern of L{view.layer}H{view.head}",
-            " ".join(pattern.summary().splitlines()[2:]),
+            f"{resolution(pattern)} {description(pattern)}",
         )
 
     choose_on_click(app, ("heads-map", "clickData"), ("heads-scatter", "clickData"), ("heads-table", "cellClicked"))
@@ -148,11 +143,10 @@ def score_options(result: Any) -> list[dict[str, Any]]:
     ]
 
 
-def score_map(result: Any, view: View, scheme: str) -> go.Figure:
+def overview_map(result: Any, view: View, scheme: str) -> tuple:
     if view.score not in result.score_names:
-        return empty_figure(TALL, no_value(view.score))
-    figure = result.figure("map", score=view.score, theme=scheme)
-    return on_card(frame_head(figure, view), TALL, revision="map")
+        return empty_figure(TALL, no_value(view.score)), {"height": f"{TALL}px"}, ""
+    return score_map(result, view.score, HEAD_SCORES, view, scheme, TALL)
 
 
 def score_scatter(result: Any, view: View, scheme: str) -> go.Figure:

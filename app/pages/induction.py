@@ -8,9 +8,9 @@ import numpy as np
 from dash import Dash, Input, Output, html
 
 from workbench.analyses.labels import INDUCTION_SCORES
-from workbench.app.components import about_score, card, graph, number, on_card, plain_table, select, tiles
+from workbench.app.components import card, graph, number, on_card, plain_table, tiles
 from workbench.app.jobs import Task
-from workbench.app.selection import choose_on_click, frame_head
+from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import Services
 from workbench.app.state import View
 
@@ -66,14 +66,7 @@ def layout(view: View) -> list[Any]:
         role="group",
         **{"aria-label": "The random tokens"},
     )
-    scores = card(
-        "All heads",
-        graph("induction-map", "Map of all heads by layer and head, coloured by the chosen induction score", TALL),
-        controls=[
-            select("induction-score", "Score shown in the map", view.induction_score, INDUCTION_SCORES, width=200)
-        ],
-        note=html.Span("", id="induction-note"),
-    )
+    scores = map_card(NAME, "induction-score", view.induction_score, INDUCTION_SCORES, TALL)
     loss = card(
         "Loss along the copies",
         graph("induction-loss", "Next-token loss at each place of the first and the second copy", TALL),
@@ -82,7 +75,7 @@ def layout(view: View) -> list[Any]:
     ablation = card(
         "The test: switching heads off",
         graph("induction-ablation", "Change of the repeated tokens' loss when a head is ablated", TALL),
-        note="Grey: as far as the random control heads move the loss.",
+        note=html.Span("", id="induction-ablation-note"),
     )
     verdicts = card("Verdicts", html.Div(id="induction-verdicts"))
     return [
@@ -100,10 +93,10 @@ def register(app: Dash, services: Services) -> None:
     drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
 
     @app.callback(
-        Output("induction-map", "figure"),
-        Output("induction-note", "children"),
+        *map_outputs(NAME),
         Output("induction-loss", "figure"),
         Output("induction-ablation", "figure"),
+        Output("induction-ablation-note", "children"),
         Output("induction-tiles", "children"),
         Output("induction-verdicts", "children"),
         *drawn,
@@ -111,13 +104,11 @@ def register(app: Dash, services: Services) -> None:
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
         result = services.finished(services.induction_heads(view))
-        score = view.induction_score
-        heads = frame_head(result.figure("map", score=score, theme=scheme), view)
         return (
-            on_card(heads, TALL, revision="map"),
-            about_score(INDUCTION_SCORES[score], result.quantities[score]),
+            *score_map(result, view.induction_score, INDUCTION_SCORES, view, scheme, TALL),
             on_card(result.figure("loss", theme=scheme), TALL, revision="loss"),
             on_card(result.figure("ablation", theme=scheme), TALL, revision="ablation"),
+            about_controls(result.control_effect),
             numbers_that_matter(result),
             verdict_table(result),
         )
@@ -136,6 +127,13 @@ def numbers_that_matter(result: Any) -> html.Div:
         ("Loss at the repetition", f"{losses[1]:.2f}", "nats per token"),
         ("Pass the test", f"{passed} of {len(verdicts)}", "heads with the highest scores"),
     )
+
+
+def about_controls(effect: float) -> str:
+    """What the figure of the ablations shows of the controls."""
+    if np.isnan(effect):
+        return "No other head of these layers is free of the pattern, so there are no controls."
+    return f"Grey: ± {effect:.3f} nats, as far as the random control heads move the loss, and at least 0.01."
 
 
 def verdict_table(result: Any) -> Any:

@@ -41,6 +41,7 @@ DEFINITIONS = (
     ("√ colour", "Colours by the square root of the weight, to see what a dominant first token outshines."),
 )
 TALL = 640
+ENDS = ("first-query", "last-query", "first-key", "last-key")
 
 
 def layout(view: View) -> list[Any]:
@@ -48,8 +49,10 @@ def layout(view: View) -> list[Any]:
         html.Span("Pattern", id="pattern-title"),
         html.Div(
             [
-                number("first-token", "Tokens", None, wait=0),
-                number("last-token", "to", None, wait=0),
+                number("first-query", "Queries", None, wait=0, width=72),
+                number("last-query", "to", None, wait=0, width=72),
+                number("first-key", "Keys", None, wait=0, width=72),
+                number("last-key", "to", None, wait=0, width=72),
                 dmc.Button("Show", id="zoom-in", n_clicks=0, size="compact-sm", variant="default"),
                 dmc.Button("Show all", id="zoom-out", n_clicks=0, size="compact-sm", variant="default"),
             ],
@@ -57,6 +60,7 @@ def layout(view: View) -> list[Any]:
             role="group",
             **{"aria-label": "The part of the text that is shown"},
         ),
+        html.P("", id="pattern-part", className="card-note", role="status"),
         graph("pattern-map", "Attention pattern: queries down, keys across", TALL, square=True),
         controls=[
             select("pooling", "How blocks are pooled", view.pooling, {"max": "Maximum", "mean": "Mean"}, width=110),
@@ -92,11 +96,11 @@ def register(app: Dash, services: Services) -> None:
     @app.callback(
         Output("pattern-map", "figure"),
         Output("pattern-title", "children"),
+        Output("pattern-part", "children"),
         Output("pattern-note", "children"),
         Output("tokens", "children"),
         Output("tokens-hint", "children"),
-        Output("first-token", "value"),
-        Output("last-token", "value"),
+        *(Output(end, "value") for end in ENDS),
         Input("ready", "data"),
         Input("view", "data"),
         Input("scheme", "data"),
@@ -108,10 +112,11 @@ def register(app: Dash, services: Services) -> None:
         return (
             on_card(figure, TALL, revision=f"{view.queries} {view.keys}"),
             f"L{view.layer}H{view.head}",
+            shown_part(result),
             description(result),
             token_spans(result),
             "" if result.is_exact else "Zoom in until every cell is one token to read the weights on the text.",
-            *shown_tokens(result),
+            *shown_ends(result),
         )
 
     @app.callback(
@@ -130,33 +135,53 @@ def register(app: Dash, services: Services) -> None:
         Output("keys", "data", allow_duplicate=True),
         Input("zoom-in", "n_clicks"),
         Input("zoom-out", "n_clicks"),
-        State("first-token", "value"),
-        State("last-token", "value"),
+        *(State(end, "value") for end in ENDS),
         State("view", "data"),
         prevent_initial_call=True,
     )
-    def show(into: int, out: int, first: Any, last: Any, query: str) -> Any:
+    def show(into: int, out: int, query0: Any, query1: Any, key0: Any, key1: Any, query: str) -> Any:
         if ctx.triggered_id == "zoom-out":
             return None, None
         result = services.finished(services.head_pattern(services.view_on(NAME, query)))
-        return chosen_tokens(first, last, result.provenance.n_tokens)
+        n_tokens = result.provenance.n_tokens
+        return chosen_span("queries", query0, query1, n_tokens), chosen_span("keys", key0, key1, n_tokens)
 
 
-def shown_tokens(result: Any) -> tuple[int, int]:
-    """The first and the last token that the map shows as query or as key."""
+def shown_ends(result: Any) -> tuple[int, int, int, int]:
+    """The first and the last query and key that the map shows."""
     (first_query, end_query), (first_key, end_key) = result.settings["queries"], result.settings["keys"]
-    return min(first_query, first_key), max(end_query, end_key) - 1
+    return first_query, end_query - 1, first_key, end_key - 1
 
 
-def chosen_tokens(first: Any, last: Any, n_tokens: int) -> tuple[Span, Span]:
-    """Queries and keys for a typed range of tokens, both ends included.
+def shown_part(result: Any) -> str:
+    """Which tokens the map shows, and how many of them are a cell."""
+    first_query, last_query, first_key, last_key = shown_ends(result)
+    queries, keys = result.coordinates["query"], result.coordinates["key"]
+    return (
+        f"Queries {first_query} “{visible(queries[0])}” to {last_query} “{visible(queries[-1])}”, "
+        f"keys {first_key} “{visible(keys[0])}” to {last_key} “{visible(keys[-1])}”, "
+        f"of {result.provenance.n_tokens:,} tokens. {resolution(result)}"
+    )
+
+
+def resolution(result: Any) -> str:
+    """What one cell of the map stands for."""
+    if result.is_exact:
+        return "Each cell is one query and one key."
+    rows, columns = result.settings["block"]
+    how = {"max": "maximum", "mean": "mean"}[result.settings["pooling"]]
+    return f"Each cell is {rows} queries × {columns} keys, {how}."
+
+
+def chosen_span(name: str, first: Any, last: Any, n_tokens: int) -> Span:
+    """The span of a typed range of tokens, both ends included.
 
     Raises:
         WorkbenchError: no range within the text.
     """
     if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last < n_tokens):
-        raise WorkbenchError(f"the tokens to show must be a range from 0 to {n_tokens - 1}, the lower end first")
-    return (first, last + 1), (first, last + 1)
+        raise WorkbenchError(f"the {name} to show must be a range from 0 to {n_tokens - 1}, the lower end first")
+    return first, last + 1
 
 
 def zoomed(event: dict[str, Any], result: Any) -> tuple[Span | None, Span | None]:
@@ -182,8 +207,8 @@ def zoomed(event: dict[str, Any], result: Any) -> tuple[Span | None, Span | None
 
 
 def description(result: Any) -> str:
-    """What is shown and how, from the result's own summary."""
-    return " ".join(result.summary().splitlines()[1:])
+    """What the pattern amounts to, from the result's own summary."""
+    return " ".join(result.summary().splitlines()[2:])
 
 
 def token_spans(result: Any) -> list[Any]:

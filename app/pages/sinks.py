@@ -8,9 +8,9 @@ import numpy as np
 from dash import Dash, Input, Output, html
 
 from workbench.analyses.labels import SINK_SCORES
-from workbench.app.components import about_score, card, graph, on_card, plain_table, select, tiles
+from workbench.app.components import card, graph, on_card, plain_table, tiles
 from workbench.app.jobs import Task
-from workbench.app.selection import choose_on_click, frame_head
+from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import SINK_LENGTH, Services
 from workbench.app.state import View
 
@@ -38,12 +38,7 @@ TALL = 400
 
 
 def layout(view: View) -> list[Any]:
-    heads = card(
-        "All heads",
-        graph("sinks-map", "Map of all heads by layer and head, coloured by the chosen sink score", TALL),
-        controls=[select("sink-score", "Score shown in the map", view.sink_score, SINK_SCORES, width=210)],
-        note=html.Span("", id="sinks-note"),
-    )
+    heads = map_card(NAME, "sink-score", view.sink_score, SINK_SCORES, TALL)
     positions = card(
         "Where the sinks are",
         graph("sinks-positions", "Sink rate of every key position", TALL),
@@ -64,8 +59,7 @@ def tasks(services: Services, view: View) -> list[Task]:
 
 def register(app: Dash, services: Services) -> None:
     @app.callback(
-        Output("sinks-map", "figure"),
-        Output("sinks-note", "children"),
+        *map_outputs(NAME),
         Output("sinks-positions", "figure"),
         Output("sinks-norms", "figure"),
         Output("sinks-tiles", "children"),
@@ -77,11 +71,8 @@ def register(app: Dash, services: Services) -> None:
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
         result = services.finished(services.attention_sinks(view))
-        score = view.sink_score
-        heads = frame_head(result.figure("map", score=score, theme=scheme), view)
         return (
-            on_card(heads, TALL, revision="map"),
-            about_score(SINK_SCORES[score], result.quantities[score]),
+            *score_map(result, view.sink_score, SINK_SCORES, view, scheme, TALL),
             on_card(result.figure("positions", theme=scheme), TALL, revision="positions"),
             on_card(result.figure("norms", theme=scheme), TALL, revision="norms"),
             numbers_that_matter(result),

@@ -26,8 +26,7 @@ Serve = Callable[[ModelStore], AbstractContextManager[str]]
     ("view", "said"),
     [
         ({"model": "dema"}, "did you mean demo"),
-        ({"model": "/nowhere/model.gguf"}, "There is no folder or file /nowhere/model.gguf"),
-        ({"layer": 99, "head": 0, "page": "pattern"}, "Layer must be between 0 and 3, got 99"),
+        ({"model": "/nowhere/model.gguf"}, "there is no folder or file /nowhere/model.gguf"),
         ({"text": "word " * 290}, "field “Shorten to”"),
         ({"page": "induction", "length": 4000}, "choose a smaller length"),
     ],
@@ -48,10 +47,10 @@ def test_an_empty_text_and_a_bad_link_are_told_and_mended(watched: Open, dashboa
     page.drawn("heads-pattern")
     page.fill("#text", "   ")
     page.click("#analyse")
-    page.wait_for_selector("#alert >> text=The text is empty")
+    page.wait_for_selector("#alert >> text=the text is empty")
     page.fill("#text", "Mara met Mara.")
     page.press("#text", "Control+Enter")
-    page.wait_for_selector("#alert >> text=The text is empty", state="detached")
+    page.wait_for_selector("#alert >> text=the text is empty", state="detached")
     page.wait_for_view(text="Mara met Mara.")
 
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 import torch
+from dash import no_update
 from dash.exceptions import PreventUpdate
 
 from workbench import HookedTransformer
-from workbench.analyses import head_pattern, head_statistics, induction_heads
+from workbench.analyses import figures, head_pattern, head_statistics, induction_heads
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.app import registry
 from workbench.app.components import message, on_card
 from workbench.app.jobs import Job, Task
 from workbench.app.models import ModelStore
 from workbench.app.pages import heads, induction, pattern, sinks
-from workbench.app.selection import clicked_head, first_head
+from workbench.app.selection import clicked_head, first_head, score_map
 from workbench.app.services import Services, stoppable
 from workbench.app.shell import controls_of, error_message, progress_of, submitted, view_of
 from workbench.app.state import View, to_query
@@ -58,10 +61,10 @@ def test_every_page_draws_its_results_in_both_themes(page: str, services: Servic
     result = finish(services, view)[0]
     for theme in ("light", "dark"):
         if page == "heads":
-            figures = [heads.score_map(result, view, theme), heads.score_scatter(result, view, theme)]
+            drawn = [heads.overview_map(result, view, theme)[0], heads.score_scatter(result, view, theme)]
         else:
-            figures = [on_card(result.figure(kind, theme=theme), 300) for kind in result.figure_kinds]
-        assert all(isinstance(figure, go.Figure) and figure.data for figure in figures)
+            drawn = [on_card(result.figure(kind, theme=theme), 300) for kind in result.figure_kinds]
+        assert all(isinstance(figure, go.Figure) and figure.data for figure in drawn)
 
 
 def test_the_scores_offered_are_the_scores_there_are(services: Services) -> None:
@@ -78,7 +81,8 @@ def test_the_scores_offered_are_the_scores_there_are(services: Services) -> None
 
 def test_scores_without_a_value_say_so_and_cannot_be_chosen(tiny: HookedTransformer) -> None:
     result = head_statistics(tiny, "a b c d e")
-    assert "No token of this text occurs twice" in heads.score_map(result, View(), "light").layout.annotations[0].text
+    empty, _, note = heads.overview_map(result, View(), "light")
+    assert "No token of this text occurs twice" in empty.layout.annotations[0].text and note == ""
     disabled = {option["value"] for option in heads.score_options(result) if option["disabled"]}
     assert "prefix_matching" in disabled and "entropy" not in disabled
     columns, rows = heads.score_table(result)
@@ -101,7 +105,17 @@ def test_a_click_names_its_head(event: dict, head: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [None, {}, {"points": []}, {"points": [{"x": "the", "y": "cat"}]}, {"rowId": "nonsense"}]
+    "event",
+    [
+        None,
+        {},
+        {"points": []},
+        {"points": 5},
+        {"points": [5]},
+        {"points": [{"x": [], "y": {}}]},
+        {"points": [{"x": "the", "y": "cat"}]},
+        {"rowId": "nonsense"},
+    ],
 )
 def test_a_click_beside_everything_chooses_nothing(event: dict | None) -> None:
     with pytest.raises(PreventUpdate):
@@ -133,13 +147,22 @@ def test_a_drag_over_blocks_goes_down_to_single_tokens(tiny: HookedTransformer) 
 
 
 def test_a_typed_range_of_tokens_is_shown_or_refused_in_words(tiny: HookedTransformer) -> None:
-    assert pattern.chosen_tokens(3, 9, 20) == ((3, 10), (3, 10))
-    assert pattern.chosen_tokens(0, 19, 20) == ((0, 20), (0, 20))
+    assert pattern.chosen_span("queries", 3, 9, 20) == (3, 10)
+    assert pattern.chosen_span("keys", 0, 19, 20) == (0, 20)
     for first, last in ((9, 3), (0, 20), ("", 3), (None, None)):
-        with pytest.raises(WorkbenchError, match="a range from 0 to 19"):
-            pattern.chosen_tokens(first, last, 20)
+        with pytest.raises(WorkbenchError, match="the keys to show must be a range from 0 to 19"):
+            pattern.chosen_span("keys", first, last, 20)
+
+
+def test_it_is_said_which_queries_and_keys_are_shown_and_what_a_cell_is(tiny: HookedTransformer) -> None:
     part = head_pattern(tiny, torch.arange(20) % 8, 0, 0, queries=(10, 13), keys=(2, 5))
-    assert pattern.shown_tokens(part) == (2, 12)
+    assert pattern.shown_ends(part) == (10, 12, 2, 4)
+    said = pattern.shown_part(part)  # ids 2 and 4 are words; 10 and 12 are the same words again
+    assert "Queries 10 “<script>alert(1)</script>” to 12 “b”, keys 2 “<script>alert(1)</script>” to 4 “b”" in said
+    assert "of 20 tokens. Each cell is one query and one key." in said
+    pooled = head_pattern(tiny, torch.arange(200) % 8, 0, 0, queries=(0, 100), max_cells=50, pooling="mean")
+    assert tuple(pooled.settings["block"]) == (2, 4)
+    assert pattern.shown_part(pooled).endswith("of 200 tokens. Each cell is 2 queries × 4 keys, mean.")
 
 
 def test_tokens_are_text_wherever_they_are_shown(services: Services) -> None:
@@ -170,6 +193,27 @@ def test_the_verdicts_are_told_as_they_were_found(tiny: HookedTransformer) -> No
         assert name in cells and str(result["verdict"][place]) in cells
         assert f"{result['mean_effect'][place]:+.3f}" in cells
     assert f"{result['copy_loss'][1]:.2f}" in shown_text(induction.numbers_that_matter(result))
+
+
+def test_the_caption_of_the_ablations_speaks_of_controls_only_where_there_are_some() -> None:
+    assert "0.125 nats" in induction.about_controls(0.125)
+    assert "Grey" not in induction.about_controls(float("nan"))
+
+
+def test_a_map_is_as_high_as_its_layers_need() -> None:
+    class Scores(dict):
+        quantities = {"entropy": SimpleNamespace(definition="of a query", unit="nats")}
+
+        def figure(self, kind: str, *, score: str, theme: str) -> go.Figure:
+            return figures.head_map(self[score], label=score, theme=theme)
+
+    def heights(n_layers: int) -> tuple[int, str]:
+        scores = Scores(entropy=np.random.default_rng(0).random((n_layers, 3)))
+        figure, style, _ = score_map(scores, "entropy", {"entropy": "Entropy"}, View(), "light", 400)
+        return figure.layout.height, style["height"]
+
+    assert heights(4) == (400, "400px")
+    assert heights(30) == (570, "570px") and heights(80) == (1370, "1370px")
 
 
 def test_sinks_tell_their_rate_and_the_kinds_of_tokens(services: Services) -> None:
@@ -217,19 +261,23 @@ def test_an_unusable_address_opens_with_a_notice(services: Services) -> None:
 
 def test_another_model_starts_without_a_head_and_another_text_without_a_zoom(services: Services) -> None:
     before = {"model": "demo", "text": "t", "max_tokens": None, "submission": 4}
-    given, layer, head, queries, keys = submitted(services, "other", "t", None, before)
+
+    def submit(model: str, text: str) -> tuple:
+        return submitted(services, {"model": model, "text": text, "limit": None, "number": 5}, before)
+
+    given, layer, head, queries, keys = submit("other", "t")
     assert given == before | {"model": "other", "submission": 5}
     assert (layer, head, queries, keys) == ("", "", None, None)
-    _, layer, _, queries, _ = submitted(services, "demo", "another", None, before)
+    _, layer, _, queries, _ = submit("demo", "another")
     assert layer != "" and queries is None
-    _, layer, _, queries, _ = submitted(services, "demo", "t", "", before)
+    _, layer, _, queries, _ = submit("demo", "t")
     assert layer != "" and queries is not None  # nothing new: everything stays, and what failed is tried again
 
 
 @pytest.mark.parametrize("model", ["demo", "", "  ", "/a folder/with ünïcode", "x" * 900, "\ud800"])
 @pytest.mark.parametrize("text", ["t", "", "\n", "@home", "a" * 5000, "語" * 700, "\ud800 <&?=#"])
 def test_what_is_submitted_is_what_is_analysed(model: str, text: str, services: Services) -> None:
-    given, *_ = submitted(services, model, text, None, {})
+    given, *_ = submitted(services, {"model": model, "text": text}, {})
     view = services.view(to_query(view_of(services.default, given, {})))
     assert view.model == model.strip().replace("\ud800", "?")[:500]
     assert services.texts.get(view.text) == text.replace("\ud800", "?")
@@ -237,18 +285,26 @@ def test_what_is_submitted_is_what_is_analysed(model: str, text: str, services: 
 
 def test_progress_goes_from_task_to_task_and_ends_ready(services: Services) -> None:
     view = dataclasses.replace(services.default, layer=0, head=1)
+    ready = ""
     for _ in range(100):
-        ready, ask_again, alert, hidden, *_ = progress_of(services, view, "test", "", again=False)
+        told, ask_again, alert, hidden, *_ = progress_of(services, view, "test", ready, again=False)
+        ready = ready if told is no_update else told
         if hidden:
             break
+    assert progress_of(services, view, "test", ready, again=False)[0] is no_update  # nothing is drawn twice
     keys = [task.key for task in heads.tasks(services, view)]
     assert ready == "\n".join(keys) and alert == []
     assert all(services.jobs.result(key) is not None for key in keys)
 
 
+def test_names_in_errors_keep_their_case() -> None:
+    text = "smollm2-135m not found in /data/Models"
+    assert shown_text(text) in shown_text(error_message(WorkbenchError(text)))
+
+
 def test_errors_are_told_in_words() -> None:
     said = error_message(WorkbenchError("no model 'smol': did you mean smollm2-135m?"))
-    assert "No model 'smol': did you mean smollm2-135m?" in shown_text(said)
+    assert "no model 'smol': did you mean smollm2-135m?" in shown_text(said)
     assert "Shorten the text" in shown_text(error_message(RuntimeError("CUDA out of memory. Tried to allocate")))
     unexpected = shown_text(error_message(KeyError("boom")))
     assert "boom" in unexpected and "not with your input" in unexpected

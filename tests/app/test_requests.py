@@ -1,0 +1,141 @@
+"""What the page would not ask for is refused in a few words, and writes one line to the log."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from typing import Any
+
+import pytest
+from dash import Dash
+from flask.testing import FlaskClient
+
+from workbench.app import create_app
+
+HERE = {"Host": "127.0.0.1:8050"}
+VIEW = "?v=1&page=pattern&model=demo&layer=0&head=0"
+
+
+@pytest.fixture(scope="module")
+def app() -> Dash:
+    app = create_app()
+    app.server.test_client().get("/", headers=HERE)  # Dash sets its callbacks up on the first request
+    return app
+
+
+@pytest.fixture
+def client(app: Dash) -> FlaskClient:
+    return app.server.test_client()
+
+
+def place(name: str, value: Any) -> dict[str, Any]:
+    component, _, prop = name.partition(".")
+    return {"id": component, "property": prop, "value": value}
+
+
+def zoom_request(app: Dash) -> dict[str, Any]:
+    """What the page sends when the button “Show all” is clicked."""
+    output = next(
+        name
+        for name, callback in app.callback_map.items()
+        if {"id": "zoom-out", "property": "n_clicks"} in callback["inputs"]
+    )
+    first, second = output.strip(".").split("...")
+    outputs = [{"id": part.partition(".")[0], "property": part.partition(".")[2]} for part in (first, second)]
+    ends = [place(f"{end}.value", 0) for end in ("first-query", "last-query", "first-key", "last-key")]
+    return {
+        "output": output,
+        "outputs": outputs,
+        "inputs": [place("zoom-in.n_clicks", 0), place("zoom-out.n_clicks", 1)],
+        "changedPropIds": ["zoom-out.n_clicks"],
+        "state": [*ends, place("view.data", VIEW)],
+    }
+
+
+def test_the_pages_own_request_is_answered(app: Dash, client: FlaskClient) -> None:
+    answer = client.post("/_dash-update-component", json=zoom_request(app), headers=HERE)
+    assert answer.status_code == 200
+    assert answer.json["response"] == {"queries": {"data": None}, "keys": {"data": None}}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("output",), "nothing.data"),
+        (("output",), {"a": 1}),
+        (("output",), None),
+        (("outputs",), 5),
+        (("outputs",), []),
+        (("outputs", 0), "queries.data"),
+        (("inputs",), {}),
+        (("inputs",), []),
+        (("inputs", 0), None),
+        (("inputs", 0, "id"), ["zoom-in"]),
+        (("inputs", 0, "value"), {"deep": [1]}),
+        (("state", 0, "property"), "data"),
+        (("state", 0, "value"), ["<script>"]),
+        (("state", 0, "value"), float("inf")),
+        (("state", 4, "value"), None),
+        (("state", 4, "value"), 7),
+        (("changedPropIds",), "zoom-out.n_clicks"),
+        (("changedPropIds",), [{}]),
+        (("changedPropIds",), ["view.data"]),
+    ],
+)
+def test_a_hand_made_request_is_refused_in_one_line(
+    path: tuple, value: Any, app: Dash, client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = copy.deepcopy(zoom_request(app))
+    part: Any = body
+    for step in path[:-1]:
+        part = part[step]
+    part[path[-1]] = value
+    refused(client, json.dumps(body), caplog)
+
+
+@pytest.mark.parametrize("body", ["", "null", "[]", "5", "{}", '{"output"', "[" * 100_000, '{"output": "\\u0000"}'])
+def test_what_is_no_request_at_all_is_refused_too(
+    body: str, client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused(client, body, caplog)
+
+
+def refused(client: FlaskClient, body: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        answer = client.post("/_dash-update-component", data=body, headers=HERE | {"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.text.startswith("Not a request of this page: ") and len(answer.text) < 150
+    assert "Traceback" not in answer.text and "<script>" not in answer.text
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "\n" not in record.getMessage() and len(record.getMessage()) < 150 and not record.exc_info
+
+
+def test_every_value_that_a_callback_reads_has_a_type(app: Dash) -> None:
+    from workbench.app.requests import _PROPERTIES, _STORES
+
+    read = {
+        (part["id"], part["property"])
+        for callback in app.callback_map.values()
+        if "callback" in callback
+        for part in (*callback["inputs"], *callback["state"])
+    }
+    assert len(read) > 30
+    assert not [(name, prop) for name, prop in read if prop not in _PROPERTIES and name not in _STORES]
+
+
+@pytest.mark.parametrize(
+    "path", ["os/path.py", "dash/nothing.js", "workbench/app/main.py", "dash/../../etc/passwd", "%00/x.js"]
+)
+def test_files_that_are_not_the_pages_do_not_exist(path: str, client: FlaskClient) -> None:
+    answer = client.get("/_dash-component-suites/" + path, headers=HERE)
+    assert answer.status_code == 404
+    assert len(answer.text) < 300 and "registered" not in answer.text
+
+
+def test_what_figures_and_tables_need_is_there_before_the_page_starts(client: FlaskClient) -> None:
+    index = client.get("/", headers=HERE).text
+    start = index.index("dash_renderer")
+    for chunk in ("plotly.min.js", "async-graph.js", "async-community.js"):
+        path = next(part for part in index[:start].split('"') if part.endswith(chunk))
+        assert client.get(path, headers=HERE).status_code == 200
