@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from workbench.analyses.result import Quantity, Result
+from workbench.analyses.labels import HEAD_SCORES
+from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.scores import MIN_FOR_INTERVAL, SCORES, measure_heads
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -74,30 +72,42 @@ class HeadStatistics(Result):
 
         return axis_label(score, self.quantities[score].unit)
 
-    def _figure_map(self, *, score: str | None = None, theme: str = "light") -> go.Figure:
+    def _draw_map(self, *, score: str | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
         score = self._default("prefix_matching", "entropy") if score is None else score
-        values = self._score(score)
-        return figures.head_map(values, label=self._label(score), upper=SCORES[score].upper, theme=theme)
+        values, upper = self._score(score), SCORES[score].upper
+        return Drawing(
+            figures.head_map(values, label=self._label(score), upper=upper, theme=theme),
+            f"{HEAD_SCORES[score]} of every head",
+            self.define(score),
+        )
 
-    def _figure_scatter(self, *, x: str | None = None, y: str | None = None, theme: str = "light") -> go.Figure:
+    def _draw_scatter(self, *, x: str | None = None, y: str | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
         x = self._default("previous_token", "entropy") if x is None else x
         y = self._default("prefix_matching", "sink_mass") if y is None else y
-        return figures.head_scatter(
-            self._score(x), self._score(y), x_label=self._label(x), y_label=self._label(y), theme=theme
+        return Drawing(
+            figures.head_scatter(
+                self._score(x), self._score(y), x_label=self._label(x), y_label=self._label(y), theme=theme
+            ),
+            f"{HEAD_SCORES[y]} against {HEAD_SCORES[x].lower()}, every head",
+            self.define(y, x),
         )
 
-    def _figure_received(self, *, layer: int = 0, theme: str = "light") -> go.Figure:
+    def _draw_received(self, *, layer: int = 0, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
         received = self["received"]
         if not 0 <= layer < len(received):
             raise ValueError(f"layer must be between 0 and {len(received) - 1}, got {layer}")
         rows, label = f"head of layer {layer}", "mean weight received"
-        return figures.position_map(received[layer], rows=rows, columns="key position", label=label, theme=theme)
+        return Drawing(
+            figures.position_map(received[layer], rows=rows, columns="key position", label=label, theme=theme),
+            f"Attention that each position receives from the heads of layer {layer}",
+            self.define("received"),
+        )
 
 
 def head_statistics(

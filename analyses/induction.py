@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from workbench.analyses.induction_ablation import (
+    LEAST_EFFECT,
     Repetition,
     ablation_check,
     control_effect,
@@ -17,21 +18,14 @@ from workbench.analyses.induction_ablation import (
     mean_and_error,
 )
 from workbench.analyses.interventions import Ablation, Head, ablated_losses
+from workbench.analyses.labels import INDUCTION_SCORES
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
-from workbench.analyses.result import Quantity, Result
+from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
 from workbench.analyses.scores import SCORES, earlier_occurrences, measure_heads
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-_SCORES = (
-    "prefix_matching",
-    "prefix_matching_latest",
-    "prefix_matching_per_entry",
-    "previous_token",
-    "duplicate_token",
-)
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -53,6 +47,7 @@ class InductionHeads(Result):
     kind: ClassVar[str] = "induction_heads"
     all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "loss", "ablation")
     frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
+    further_tables: ClassVar[Mapping[str, tuple[str, ...]]] = {"loss": ("copy", "index")}
 
     @property
     def figure_kinds(self) -> tuple[str, ...]:
@@ -66,6 +61,15 @@ class InductionHeads(Result):
     def control_effect(self) -> float:
         """The largest |effect| of a control under mean ablation, but at least 0.01 nats per token; NaN without."""
         return control_effect(self["mean_effect"][self["is_control"]])
+
+    def to_frame(self, *axes: str) -> pd.DataFrame:
+        """As of any result; the table of all heads also has the effects and the verdict of those that were ablated."""
+        frame = super().to_frame(*axes)
+        if axes or "verdict" not in self:
+            return frame
+        ablated = super().to_frame("ablated").drop(columns=["ablated", "is_control"])  # whose verdict says that
+        ablated[["layer", "head"]] = self["ablated_head"]
+        return frame.merge(ablated, how="left", on=["layer", "head"])
 
     def summary(self) -> str:
         scores, losses = self["prefix_matching"], self["copy_loss"]
@@ -103,29 +107,36 @@ class InductionHeads(Result):
         )
         return lines
 
-    def _figure_map(self, *, score: str = "prefix_matching", theme: str = "light") -> go.Figure:
+    def _draw_map(self, *, score: str = "prefix_matching", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        if score not in _SCORES:
-            raise ValueError(f"score must be one of {', '.join(_SCORES)}, got {score!r}")
-        return figures.head_map(self[score], label=figures.axis_label(score), upper=1.0, theme=theme)
+        if score not in INDUCTION_SCORES:
+            raise ValueError(f"score must be one of {', '.join(INDUCTION_SCORES)}, got {score!r}")
+        return Drawing(
+            figures.head_map(self[score], label=figures.axis_label(score), upper=1.0, theme=theme),
+            f"{INDUCTION_SCORES[score]} of every head",
+            self.define(score),
+        )
 
-    def _figure_loss(self, *, theme: str = "light") -> go.Figure:
+    def _draw_loss(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
         names = [f"copy {copy}" for copy in self.coordinates["copy"]]
-        return figures.curves(
+        figure = figures.curves(
             dict(zip(names, self["loss"], strict=True)),
             errors=dict(zip(names, self["loss_sem"], strict=True)),
             x_label="place within the copy (tokens)",
             y_label="next-token loss (nats)",
             theme=theme,
         )
+        return Drawing(
+            figure, "Loss of repeated tokens along each copy", f"{self.define('loss')} {self._errors('Bands')}"
+        )
 
-    def _figure_ablation(self, *, theme: str = "light") -> go.Figure:
+    def _draw_ablation(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        return figures.effects(
+        figure = figures.effects(
             [str(name) for name in self.coordinates["ablated"]],
             {
                 "mean ablation": (self["mean_effect"], self["mean_effect_sem"]),
@@ -135,6 +146,20 @@ class InductionHeads(Result):
             x_label="change of the repeated tokens' loss (nats per token)",
             theme=theme,
         )
+        note = (
+            "Mean ablation replaces the head's output by its mean per position on other sequences, zero ablation by "
+            f"zeros. {self._errors('Bars')}"
+        )
+        if np.isfinite(self.control_effect):
+            note += (
+                " Controls: random heads of the same layers, grey as far as their mean ablation moves the loss, but at "
+                f"least {LEAST_EFFECT}."
+            )
+        return Drawing(figure, "What the loss of repeated tokens does without each head", note)
+
+    def _errors(self, what: str) -> str:
+        n = self.provenance.n_sequences
+        return f"{what}: ± 1 standard error over sequences." if n > 1 else "One sequence gives no standard error."
 
 
 def induction_heads(
@@ -181,7 +206,7 @@ def induction_heads(
     sequences = Sequences.read(model, prompts)
     share = 0.3 if n_ablated else 0.9
     measured = measure_heads(model, sequences, 1, lambda done, message: progress(share * done, message))
-    scores = {name: measured.scores[name] for name in _SCORES}
+    scores = {name: measured.scores[name] for name in INDUCTION_SCORES}
     quantities = {
         name: Quantity(score.mean, ("layer", "head"), SCORES[name].unit, SCORES[name].definition)
         for name, score in scores.items()

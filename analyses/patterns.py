@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.result import Quantity, Result
+from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Sequences, cached, emits_statistics, provenance
 from workbench.kernels import AttentionMask, StatisticsRequest, attention, attention_pattern, pattern_statistics
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 Pooling = Literal["max", "mean"]
 Range = tuple[int, int]  # first position, and the one after the last
@@ -41,26 +38,23 @@ class HeadPattern(Result):
 
     def summary(self) -> str:
         settings = self.settings
-        (first_query, end_query), (first_key, end_key) = settings["queries"], settings["keys"]
-        rows, columns = settings["block"]
-        how = "exact" if self.is_exact else f"{settings['pooling']} over blocks of {rows} queries × {columns} keys"
         received = self["received"] / len(self["entropy"])
         most = int(received.argmax())
         return "\n".join((
             self.provenance.sentence(),
-            f"L{settings['layer']}H{settings['head']}, queries {first_query} to {end_query - 1}, "
-            f"keys {first_key} to {end_key - 1}, {how}.",
+            f"L{settings['layer']}H{settings['head']}. {self._shown()}",
             f"Mean entropy {self['entropy'].mean():z.3f} nats, mean largest weight {self['max_weight'].mean():.3f}.",
-            f"Most attended: {self.coordinates['key'][most]!r} at {first_key + most}, with {received[most]:.1%} of the "
-            "weight of these queries.",
+            f"Most attended: {self.coordinates['key'][most]!r} at {settings['keys'][0] + most}, with "
+            f"{received[most]:.1%} of the weight of these queries.",
         ))  # fmt: skip
 
-    def _figure_pattern(self, *, scale: str = "linear", theme: str = "light") -> go.Figure:
+    def _draw_pattern(self, *, scale: str = "linear", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        rows, columns = self.settings["block"]
-        label = "weight" if self.is_exact else f"{self.settings['pooling']} weight of {rows} × {columns} block"
-        return figures.pattern_map(
+        settings = self.settings
+        rows, columns = settings["block"]
+        label = "weight" if self.is_exact else f"{settings['pooling']} weight of {rows} × {columns} block"
+        figure = figures.pattern_map(
             self["weight"],
             query_labels=self._labels("query", "queries", rows),
             key_labels=self._labels("key", "keys", columns),
@@ -72,13 +66,24 @@ class HeadPattern(Result):
             scale=scale,
             theme=theme,
         )
+        return Drawing(
+            figure,
+            f"Attention pattern of L{settings['layer']}H{settings['head']}",
+            f"{self._shown()} Bars: the sum of the weights on each key, and the entropy of each query's weights.",
+        )
+
+    def _shown(self) -> str:
+        (first_query, end_query), (first_key, end_key) = self.settings["queries"], self.settings["keys"]
+        rows, columns = self.settings["block"]
+        how = "exact" if self.is_exact else f"{self.settings['pooling']} over blocks of {rows} queries × {columns} keys"
+        return f"Queries {first_query} to {end_query - 1}, keys {first_key} to {end_key - 1}, {how}."
 
     def _labels(self, axis: str, range_name: str, block: int) -> list[str]:
-        from workbench.analyses.figures import show_token
+        from workbench.analyses.figures import token_labels
 
         first, end = self.settings[range_name]
         if block == 1:
-            return [f"{show_token(str(t))} {first + i}" for i, t in enumerate(self.coordinates[axis])]
+            return token_labels([str(token) for token in self.coordinates[axis]], first)
         return [f"{start}–{min(start + block, end) - 1}" for start in range(first, end, block)]
 
 

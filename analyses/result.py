@@ -89,6 +89,15 @@ class Provenance:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A figure, what it shows in a few words, and what else one must know to read it, in sentences."""
+
+    figure: go.Figure
+    title: str
+    note: str
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
     """Base of all results. ``result["entropy"]`` is the array, ``result.quantities["entropy"]`` also says what it is.
@@ -104,6 +113,7 @@ class Result:
     kind: ClassVar[str]
     all_figure_kinds: ClassVar[tuple[str, ...]]  # the first is the default
     frame_axes: ClassVar[tuple[str, ...]]  # of the default frame
+    further_tables: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # name → axes of what the default frame leaves out
 
     quantities: Mapping[str, Quantity]
     provenance: Provenance
@@ -138,6 +148,10 @@ class Result:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.provenance.model_name}: {', '.join(self.quantities)})"
 
+    def define(self, *names: str) -> str:
+        """Sentences that say what these quantities are."""
+        return " ".join(f"{name.replace('_', ' ').capitalize()}: {self.quantities[name].definition}." for name in names)
+
     def names(self, *axes: str) -> list[str]:
         """The quantities that have exactly these axes, in order."""
         return [name for name, quantity in self.quantities.items() if quantity.axes == axes]
@@ -162,16 +176,30 @@ class Result:
         index = pd.MultiIndex.from_product(entries, names=axes)
         return pd.DataFrame({name: self[name].reshape(-1) for name in names}, index=index).reset_index()
 
-    def figure(self, kind: str | None = None, **options: Any) -> go.Figure:
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """What summary and figures show, as tidy tables: ``to_frame()`` under the name "", and those beside it."""
+        further = {name: axes for name, axes in self.further_tables.items() if self.names(*axes)}
+        return {"": self.to_frame()} | {name: self.to_frame(*axes) for name, axes in further.items()}
+
+    def figure(self, kind: str | None = None, *, captioned: bool = False, **options: Any) -> go.Figure:
         """A plotly figure; ``figure_kinds`` lists the kinds. Every kind takes ``theme="light" | "dark"``.
+
+        Args:
+            captioned: adds a title and a caption that says which model, inputs and quantities these are, for a figure
+                that must stand by itself.
 
         Raises:
             ValueError: an unknown kind, or an option that the data cannot serve.
         """
+        from workbench.analyses import figures
+
         kind = self.figure_kinds[0] if kind is None else kind
         if kind not in self.figure_kinds:
             raise ValueError(f"kind must be one of {', '.join(map(repr, self.figure_kinds))}, got {kind!r}")
-        return getattr(self, f"_figure_{kind}")(**options)
+        drawing: Drawing = getattr(self, f"_draw_{kind}")(**options)
+        if not captioned:
+            return drawing.figure
+        return figures.captioned(drawing.figure, drawing.title, drawing.note, self.provenance.sentence())
 
     def summary(self) -> str:
         """The numbers that matter, as a few lines of text."""

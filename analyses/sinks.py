@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.result import Quantity, Result
+from workbench.analyses.labels import SINK_SCORES
+from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
 from workbench.kernels import StatisticsRequest
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MIN_LATER_QUERIES = 16
 
@@ -31,6 +30,7 @@ class AttentionSinks(Result):
     kind: ClassVar[str] = "attention_sinks"
     all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "positions", "norms")
     frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
+    further_tables: ClassVar[Mapping[str, tuple[str, ...]]] = {"positions": ("key",), "kinds": ("kind",)}
 
     @property
     def sink_position(self) -> int:
@@ -45,6 +45,7 @@ class AttentionSinks(Result):
             f"Sink rate (ε = {self.settings['epsilon']}, first {self.settings['n_tokens']} tokens): "
             f"{rate[position]:.1%} at position {position}"
             + (f", at most {np.nanmax(others):.1%} at any other position." if np.isfinite(others).any() else "."),
+            self._evaluated(),
             f"Mean weight on position {position}: {np.nanmean(weight):.3f} over all heads, "
             f"{weight[layer, head]:.3f} in L{layer}H{head}. "
             f"Mean mass on the first {self.settings['sink_keys']} tokens: {np.nanmean(self['sink_mass']):.3f}.",
@@ -56,31 +57,50 @@ class AttentionSinks(Result):
             lines.append("Sink rate by kind of token: " + ", ".join(f"{k} {r:.1%} (n = {n})" for k, r, n in kinds if n))
         return "\n".join(lines)
 
-    def _figure_map(self, *, score: str = "sink_weight", theme: str = "light") -> go.Figure:
+    def _draw_map(self, *, score: str = "sink_weight", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
         bounded = ("sink_weight", "sink_mass", "head_sink_rate")
         if score not in self.names("layer", "head"):
             raise ValueError(f"score must be one of {', '.join(self.names('layer', 'head'))}, got {score!r}")
-        upper = 1.0 if score in bounded else None
-        return figures.head_map(self[score], label=figures.axis_label(score), upper=upper, theme=theme)
+        label, upper = figures.axis_label(score), 1.0 if score in bounded else None
+        return Drawing(
+            figures.head_map(self[score], label=label, upper=upper, theme=theme),
+            f"{SINK_SCORES.get(score, label.capitalize())}, every head",
+            self.define(score),
+        )
 
-    def _figure_positions(self, *, theme: str = "light") -> go.Figure:
+    def _draw_positions(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        label = f"sink rate (ε = {self.settings['epsilon']})"
-        return figures.position_bars(self["sink_rate"], x_label="key position", y_label=label, theme=theme)
+        figure = figures.position_bars(
+            self["sink_rate"],
+            x_label="key position",
+            y_label=f"sink rate (ε = {self.settings['epsilon']})",
+            missing=f"not evaluated: fewer than {self.settings['min_later_queries']} later queries",
+            theme=theme,
+        )
+        return Drawing(figure, "Sink rate of every key position", f"{self.define('sink_rate')} {self._evaluated()}")
 
-    def _figure_norms(self, *, theme: str = "light") -> go.Figure:
+    def _draw_norms(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        return figures.head_scatter(
+        figure = figures.head_scatter(
             self["output_norm_ratio"],
             self["sink_weight"],
             x_label=f"‖v W<sub>O</sub>‖ at position {self.sink_position} / median key",
             y_label=f"mean weight on position {self.sink_position}",
             log_x=True,
             theme=theme,
+        )
+        title = "Weight on the sink against the norm of what it adds, every head"
+        return Drawing(figure, title, self.define("sink_weight", "output_norm_ratio"))
+
+    def _evaluated(self) -> str:
+        n, last = len(self["sink_rate"]), int(np.isfinite(self["sink_rate"]).nonzero()[0][-1])
+        return (
+            f"Evaluated: key positions 0 to {last} of 0 to {n - 1}, those with {self.settings['min_later_queries']} or "
+            "more later queries."
         )
 
 

@@ -131,7 +131,9 @@ class _Version(argparse.Action):
 def _analysis(commands: Any, name: str, purpose: str, run: Callable) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
     parser.add_argument("model", metavar="MODEL", help="a known name, a Hugging Face id, a folder or a GGUF file")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="also write the result, its figures (HTML) and a CSV")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="also write the result, its figures (HTML) and tables (CSV)"
+    )
     _add_device(parser)
     parser.set_defaults(run=run)
     return parser
@@ -281,23 +283,24 @@ def _analyse(options: argparse.Namespace, name: str, run: Callable[[Any, Callabl
         with terminal_progress() as report:
             model = load_pretrained(options.model, device=device, progress=report)
             result = run(model, lambda done, what: report(name.capitalize(), round(1000 * done), 1000))
-        frame = result.to_frame()
-        scores = _scores_to_print(frame, options)
+        tables = result.tables()
+        scores = _scores_to_print(tables[""], options)
         if folder is not None:
-            _write(result, folder / name, frame)
+            _write(result, folder / name, tables)
     sys.stdout.write(result.summary() + "\n")
-    _print_heads(frame, scores, options)
+    _print_heads(tables[""], scores, options)
     if options.out:
         sys.stderr.write(f"Written to {options.out}\n")
 
 
-def _write(result: Result, stem: Path, frame: pd.DataFrame) -> None:
+def _write(result: Result, stem: Path, tables: Mapping[str, pd.DataFrame]) -> None:
     from workbench.analyses.figures import write_html
 
     result.save(stem)
-    frame.to_csv(stem.with_suffix(".csv"), index=False)
+    for name, table in tables.items():
+        table.to_csv(stem.with_name(f"{stem.name}{'_' * bool(name)}{name}.csv"), index=False)
     for kind in result.figure_kinds:
-        write_html(result.figure(kind), stem.with_name(f"{stem.name}_{kind}.html"))
+        write_html(result.figure(kind, captioned=True), stem.with_name(f"{stem.name}_{kind}.html"))
 
 
 def _text_of(options: argparse.Namespace) -> str | None:
@@ -324,7 +327,7 @@ def _random_tokens(model: Any, options: argparse.Namespace) -> Any:
     return repeated_random_tokens(model, **_random_options(options))
 
 
-def _random_options(options: argparse.Namespace) -> dict[str, int]:
+def _random_options(options: argparse.Namespace) -> dict[str, Any]:
     """What the user has said of the random tokens; the rest is as repeated_random_tokens has it."""
     return {name: value for name, value in vars(options).items() if name in RANDOM}
 

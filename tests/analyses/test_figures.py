@@ -112,6 +112,34 @@ def test_an_unknown_theme_is_refused() -> None:
         figures.head_map(np.zeros((1, 1)), label="a", theme="sepia")
 
 
+def test_what_has_no_value_looks_unlike_zero() -> None:
+    figure = figures.position_bars(
+        np.array([0.5, 0.0, np.nan, 0.1, np.nan, np.nan]), x_label="key", y_label="rate", missing="not evaluated"
+    )
+    spans = [(shape.x0, shape.x1, shape.showlegend) for shape in figure.layout.shapes]
+    assert spans == [(1.5, 2.5, True), (3.5, 5.5, False)]  # positions 2, 4 and 5, and one entry in the legend
+    assert figure.layout.shapes[0].name == "not evaluated" and figure.layout.showlegend
+    assert figure.layout.shapes[0].fillcolor == figures.THEMES["light"].masked
+    whole = figures.position_bars(np.array([0.5, 0.0]), x_label="key", y_label="rate", missing="not evaluated")
+    assert not whole.layout.shapes and not whole.layout.showlegend
+
+
+def test_a_caption_is_plain_text_above_the_same_figure() -> None:
+    bare = figures.position_bars(np.ones(3), x_label="key", y_label="rate")
+    captioned = figures.captioned(go.Figure(bare), "a <b>&", "first " * 60, "“<i>”")
+    title = captioned.layout.title
+    assert title.text == "a &lt;b&gt;&amp;" and title.subtitle.text.endswith("<br>“&lt;i&gt;”")
+    lines = title.subtitle.text.split("<br>")
+    assert " ".join(lines[:-1]) == ("first " * 60).strip() and max(map(len, lines)) <= 132
+    grown = captioned.layout.height - bare.layout.height
+    assert grown == captioned.layout.margin.t - bare.layout.template.layout.margin.t > 12 * len(lines) + 17
+
+
+def test_wide_characters_fill_lines_sooner() -> None:
+    lines = figures.captioned(figures.head_map(np.ones((1, 1)), label="a"), "t", "注" * 100).layout.title.subtitle.text
+    assert [len(line) for line in lines.split("<br>")] == [66, 34]
+
+
 def test_html_files_need_nothing_from_outside(tmp_path: Path) -> None:
     path = figures.write_html(pattern(), tmp_path / "pattern.html")
     text = path.read_text(encoding="utf-8")
@@ -139,6 +167,39 @@ def test_a_browser_shows_the_file_without_running_tokens(page: Page, tmp_path: P
     buttons = page.locator(".modebar-btn").evaluate_all("nodes => nodes.map(n => n.getAttribute('data-title'))")
     assert any("svg" in title.lower() or "download" in title.lower() for title in buttons)
     assert not any("share" in title.lower() for title in buttons)
+
+
+BOXES = """() => ['.gtitle', '.gtitle-subtitle', '.legend', '.plotly .cartesianlayer', '.infolayer .colorbar']
+  .map(name => document.querySelector(name)?.getBoundingClientRect()).filter(box => box)
+  .map(box => [box.left, box.top, box.right, box.bottom])"""
+
+
+@pytest.mark.parametrize("width", [900, 1440])
+def test_captions_fit_and_cover_nothing(width: int, page: Page, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    bars = figures.position_bars(np.array([0.5, np.nan]), x_label="key", y_label="rate", missing="not evaluated")
+    prose = "the model's weights, cast to float32, and whatever else a caption may mention, " * 3
+    points = np.array([1.0]), np.array([0.1])
+    effects = figures.effects(["L0H0"] * 30, {"mean": points}, control=0.1, x_label="change")
+    drawn = {
+        "pattern": pattern(),
+        "bars": bars,
+        "effects": effects,
+        "map": figures.head_map(np.ones((2, 2)), label="s"),
+    }
+    for name, figure in drawn.items():
+        figures.captioned(
+            figure, "Weight of many moments " * 4, f"“{'MUCH ADO ' * 7}” of {prose}", HOSTILE[0] + "注" * 90
+        )
+        html = figures.write_html(figure, tmp_path / f"{name}.html").read_text(encoding="utf-8")
+        page.set_content(html)
+        page.wait_for_selector(".gtitle-subtitle")
+        boxes = page.evaluate(BOXES)
+        title, subtitle = boxes[:2]
+        assert "<script>" in page.locator(".gtitle-subtitle").text_content() and page.title() != "broken"
+        assert all(left >= 0 and right <= width and top >= 0 for left, top, right, _ in boxes), name
+        assert title[3] <= subtitle[1] + 2, name
+        assert all(subtitle[3] <= top for _, top, _, _ in boxes[2:]), name
 
 
 PIXELS = """async () => {

@@ -55,6 +55,20 @@ def test_random_gaps_tell_content_from_position(hand_built_model: Callable[..., 
     }
 
 
+def test_the_table_of_all_heads_has_the_effects_of_those_ablated(
+    hand_built_model: Callable[..., HookedTransformer],
+) -> None:
+    found = induction_heads(hand_built_model(LENGTH), length=LENGTH, n_sequences=4, n_ablated=2)
+    rows = found.to_frame().set_index(["layer", "head"])
+    assert len(rows) == 8 and rows["verdict"].count() == len(found["verdict"]) < 8
+    for place, head in enumerate(found["ablated_head"].tolist()):
+        row = rows.loc[tuple(head)]
+        assert row["verdict"] == found["verdict"][place]
+        for name in ("mean_effect", "mean_effect_sem", "zero_effect", "zero_effect_sem", "peer_effect"):
+            np.testing.assert_array_equal(row[name], found[name][place])
+    assert list(found.tables()) == ["", "loss"]
+
+
 def test_two_heads_that_replace_each_other_are_redundant(hand_built_model: Callable[..., HookedTransformer]) -> None:
     found = induction_heads(hand_built_model(LENGTH, induction_heads=2), length=LENGTH, n_sequences=4, n_ablated=3)
     assert verdicts(found)["L1H0"] == verdicts(found)["L1H1"] == "redundant"

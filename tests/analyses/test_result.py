@@ -24,6 +24,7 @@ from workbench.analyses import (
     head_statistics,
     induction_heads,
     load_result,
+    repeated_random_tokens,
 )
 from workbench.analyses.result import _digest
 
@@ -71,6 +72,33 @@ def test_every_analysis_survives_a_round_trip(analyse: Callable, random_model: A
     assert found.summary() == loaded.summary()
     for kind in found.figure_kinds:
         assert found.figure(kind, theme="dark").to_json() == loaded.figure(kind, theme="dark").to_json()
+
+
+def test_captioned_figures_say_what_they_show_and_of_what(random_model: Any) -> None:
+    tokens = torch.randint(0, 50, (2, 40), generator=torch.Generator().manual_seed(0))
+    prompts = repeated_random_tokens(random_model, length=12, n_sequences=2, seed=5)
+    drawn = "12 random tokens twice, seed 5; 2 sequences, 48 tokens"
+    loss, one = "± 1 standard error over sequences", "One sequence gives no standard error"
+    for found, expected in (
+        (
+            head_statistics(random_model, prompts),
+            {"map": [drawn, "Prefix matching: weight on"], "received": ["layer 0"]},
+        ),
+        (
+            attention_sinks(random_model, tokens),
+            {"map": ["token ids; 2 sequences"], "positions": ["0 to 23 of 0 to 39"]},
+        ),
+        (head_pattern(random_model, tokens[0], 1, 2), {"pattern": ["L1H2", "Queries 0 to 39", "exact"]}),
+        (induction_heads(random_model, length=12, n_sequences=2, seed=5), {"loss": [drawn, loss], "ablation": [loss]}),
+        (induction_heads(random_model, length=12, n_sequences=1), {"loss": [one], "ablation": [one]}),
+    ):
+        for kind in found.figure_kinds:
+            assert found.figure(kind).layout.title.text is None
+            title = found.figure(kind, captioned=True).layout.title
+            said = f"{title.text} {title.subtitle.text}".replace("<br>", " ")
+            assert len(title.text) > 10
+            for part in [found.provenance.sentence(), *expected.get(kind, [])]:
+                assert part in said
 
 
 @settings(deadline=None, max_examples=25)

@@ -23,6 +23,10 @@ def test_a_perfect_sink_is_found_where_it_is(hand_built_model: Callable[..., Hoo
     # Even attention gives key 0 the mean of 1 / (i + 1).
     assert found["sink_weight"][0, 2] == pytest.approx(np.mean([1 / (i + 1) for i in range(50)]))
     assert np.isnan(found["sink_rate"][34:]).all() and np.isfinite(found["sink_rate"][:34]).all()
+    assert "Evaluated: key positions 0 to 33 of 0 to 49, those with 16 or more later queries." in found.summary()
+    (span,) = found.figure("positions").layout.shapes
+    assert (span.x0, span.x1, span.name) == (33.5, 49.5, "not evaluated: fewer than 16 later queries")
+    assert found.tables()["positions"]["sink_rate"].isna().to_numpy().nonzero()[0].tolist() == list(range(34, 50))
 
 
 def naive_alpha(pattern: np.ndarray) -> np.ndarray:

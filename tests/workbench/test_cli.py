@@ -55,19 +55,25 @@ def files(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "figures"),
+    ("command", "arguments", "figures", "tables"),
     [
-        ("heads", ["--prompt", PROMPT], ("map", "scatter", "received")),
-        ("heads", ["--random", "--length", "8", "--sequences", "3"], ("map", "scatter", "received")),
-        ("induction", ["--length", "8", "--sequences", "3"], ("map", "loss", "ablation")),
-        ("sinks", ["--prompt", PROMPT], ("map", "positions", "norms")),
-        ("sinks", ["--random", "--length", "10", "--sequences", "3"], ("map", "positions", "norms")),
+        ("heads", ["--prompt", PROMPT], ("map", "scatter", "received"), ()),
+        ("heads", ["--random", "--length", "8", "--sequences", "3"], ("map", "scatter", "received"), ()),
+        ("induction", ["--length", "8", "--sequences", "3"], ("map", "loss", "ablation"), ("_loss",)),
+        ("sinks", ["--prompt", PROMPT], ("map", "positions", "norms"), ("_positions", "_kinds")),
+        (
+            "sinks",
+            ["--random", "--length", "10", "--sequences", "3"],
+            ("map", "positions", "norms"),
+            ("_positions", "_kinds"),
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value)[:12],
 )
 def test_an_analysis_prints_its_result_and_writes_it(
-    command: str, arguments: list[str], figures: tuple, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    command: str, arguments: list[str], figures: tuple, tables: tuple, folder: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     out = tmp_path / "new" / "results"
     assert cli.main([command, str(folder), *arguments, "--out", str(out)]) == 0
     printed = capsys.readouterr()
@@ -78,7 +84,7 @@ def test_an_analysis_prints_its_result_and_writes_it(
         for name in (
             f"{command}.json",
             f"{command}.npz",
-            f"{command}.csv",
+            *(f"{command}{name}.csv" for name in ("", *tables)),
             *(f"{command}_{kind}.html" for kind in figures),
         )
     }
@@ -88,6 +94,7 @@ def test_an_analysis_prints_its_result_and_writes_it(
     pd.testing.assert_frame_equal(frame, result.to_frame(), check_dtype=False)
     assert len(frame) == 2 * 3
     page = (out / f"{command}_{figures[0]}.html").read_text(encoding="utf-8")
+    assert "of every head" in page or ", every head" in page
     assert len(page) > 1_000_000 and not re.search(r"<(script|link)[^>]+(src|href)=", page)
 
 

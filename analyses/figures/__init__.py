@@ -1,0 +1,21 @@
+"""Pure functions from arrays to plotly figures, in one house style. The app, notebooks and the command line share them.
+
+Scores use cividis over a stated range, signed effects red-blue centred on 0; cells without a value are grey, which
+neither scale contains. Queries run down, keys across. A figure has no title until it is ``captioned``.
+"""
+
+from workbench.analyses.figures.export import captioned as captioned
+from workbench.analyses.figures.export import config as config
+from workbench.analyses.figures.export import write_html as write_html
+from workbench.analyses.figures.heads import effects as effects
+from workbench.analyses.figures.heads import head_map as head_map
+from workbench.analyses.figures.heads import head_scatter as head_scatter
+from workbench.analyses.figures.pattern import pattern_map as pattern_map
+from workbench.analyses.figures.positions import curves as curves
+from workbench.analyses.figures.positions import position_bars as position_bars
+from workbench.analyses.figures.positions import position_map as position_map
+from workbench.analyses.figures.style import THEMES as THEMES
+from workbench.analyses.figures.style import VERMILLION as VERMILLION
+from workbench.analyses.figures.style import axis_label as axis_label
+from workbench.analyses.figures.style import show_token as show_token
+from workbench.analyses.figures.style import token_labels as token_labels

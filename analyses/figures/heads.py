@@ -1,0 +1,144 @@
+"""Figures with a cell, a point or a row per head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from workbench.analyses.figures.style import (
+    LEGEND_ABOVE,
+    SCORE_SCALE,
+    THEMES,
+    VERMILLION,
+    blank_figure,
+    colourbar,
+    colours,
+)
+
+CELLS_WITH_TEXT = 400  # a map with at most so many cells prints its values
+
+
+def head_map(
+    values: np.ndarray,
+    *,
+    label: str,
+    upper: float | None = None,
+    signed: bool = False,
+    marked: Sequence[tuple[int, int]] = (),
+    theme: str = "light",
+) -> go.Figure:
+    """Layer × head map of a score.
+
+    Args:
+        values: [layer, head]; NaN cells are grey.
+        upper: end of the colour range, which starts at 0; None means the largest value.
+        signed: a red-blue scale, symmetric about 0, for effects.
+        marked: heads (layer, head) to put a frame around.
+    """
+    n_layers, n_heads = values.shape
+    heads = [[f"L{layer}H{head}" for head in range(n_heads)] for layer in range(n_layers)]
+    heatmap = go.Heatmap(
+        z=values,
+        customdata=heads,
+        hovertemplate="%{customdata}: %{z:.4f}<extra></extra>",
+        **colours(values, label, upper, signed),
+    )
+    if values.size <= CELLS_WITH_TEXT:
+        heatmap.update(texttemplate="%{z:.2f}", textfont_size=10)
+    figure = blank_figure(theme, height=max(280, 19 * n_layers + 90), masked=True)
+    figure.add_trace(heatmap)
+    for layer, head in marked:
+        corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
+        figure.add_shape(type="rect", line={"color": VERMILLION, "width": 2}, **corners)
+    figure.update_xaxes(title="head", dtick=1 if n_heads <= 32 else 4, showgrid=False, constrain="domain")
+    figure.update_yaxes(title="layer", dtick=1 if n_layers <= 40 else 4, autorange="reversed", showgrid=False)
+    return figure
+
+
+def head_scatter(
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    n_labels: int = 6,
+    theme: str = "light",
+) -> go.Figure:
+    """One point per head, coloured by layer; x and y are [layer, head]. The heads with the largest y are named."""
+    layers, heads = (part.reshape(-1) for part in np.indices(x.shape))
+    names = np.array([f"L{layer}H{head}" for layer, head in zip(layers, heads, strict=True)])
+    named = np.zeros(x.size, dtype=bool)
+    best = np.argsort(-np.nan_to_num(y, nan=-np.inf), axis=None, kind="stable")[:n_labels]
+    named[best] = True
+    places = np.full(x.size, "top right", dtype=object)
+    places[best[1::2]] = "bottom right"  # neighbours in height do not cover each other
+    figure = blank_figure(theme, height=460)
+    figure.add_trace(
+        go.Scatter(
+            x=x.reshape(-1),
+            y=y.reshape(-1),
+            customdata=names,
+            mode="markers+text",
+            text=np.where(named, names, ""),
+            textposition=places,
+            marker={
+                "color": layers,
+                "colorscale": SCORE_SCALE,
+                "size": 9,
+                "line": {"width": 0.5, "color": THEMES[theme].text},
+                "colorbar": colourbar("layer") | {"dtick": max(1, len(x) // 6)},
+            },
+            hovertemplate=f"%{{customdata}}<br>{x_label}: %{{x:.4f}}<br>{y_label}: %{{y:.4f}}<extra></extra>",
+            cliponaxis=False,
+        )
+    )
+    figure.update_xaxes(title=x_label)
+    if log_x:
+        figure.update_xaxes(type="log", tickvals=[d * 10.0**e for e in range(-6, 7) for d in (1, 2, 5)])
+    figure.update_yaxes(title=y_label)
+    return figure
+
+
+def effects(
+    names: Sequence[str],
+    series: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    control: float,
+    x_label: str,
+    theme: str = "light",
+) -> go.Figure:
+    """Signed effects of named interventions: a row per name, a marker with ± standard error per kind of intervention.
+
+    Args:
+        series: kind → (effects, standard errors), each [name].
+        control: the largest |effect| of a control; a grey band spans ± that.
+    """
+    figure = blank_figure(theme, height=max(300, 26 * len(names) + 130))
+    if np.isfinite(control):
+        figure.add_vrect(
+            x0=-control, x1=control, fillcolor=THEMES[theme].masked, opacity=0.5, line_width=0, layer="below",
+            name="controls", showlegend=True,
+        )  # fmt: skip
+    figure.add_vline(x=0, line={"color": THEMES[theme].text, "width": 1})
+    for place, (kind, (values, errors)) in enumerate(series.items()):
+        figure.add_trace(
+            go.Scatter(
+                x=values,
+                y=list(names),
+                name=kind,
+                mode="markers",
+                marker={
+                    "color": THEMES[theme].series[place],
+                    "symbol": ("circle", "diamond", "square")[place],
+                    "size": 9,
+                },
+                error_x={"array": errors, "thickness": 1.2, "width": 3},
+                hovertemplate="%{y}, " + kind + ": %{x:+.4f}<extra></extra>",
+            )
+        )
+    figure.update_xaxes(title=x_label, zeroline=False)
+    figure.update_yaxes(autorange="reversed", type="category", title="ablated head", showgrid=True)
+    return figure.update_layout(showlegend=True, legend=LEGEND_ABOVE)
