@@ -46,5 +46,5 @@ venv:
 		"$$complete" -m venv --clear .venv;; \
 	esac; \
 	echo "Installing the packages that constraints.txt names into .venv. The first time takes minutes: PyTorch is large."; \
-	.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	.venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
 	echo "$$made_from" > .venv/made-from
