@@ -240,16 +240,22 @@ def _key_quantities(
     alpha: np.ndarray, above: np.ndarray, rate: np.ndarray, position: int, epsilon: float
 ) -> dict[str, Quantity]:
     share, at = "share of 1", f"key position {position}"
-    is_sink = f"sequences in which α of {at} exceeds {epsilon}"
+    mean_weight = f"mean weight on {at} over the real queries that see it"
     by_key, by_head = ("layer", "head", "key"), ("layer", "head")
     return {
-        "sink_rate": Quantity(rate, ("key",), share, f"share of sequences, layers and heads with α_j > {epsilon}"),
+        "sink_rate": Quantity(
+            rate, ("key",), share,
+            f"share of sequences, layers and heads whose mean weight on the key, α_j, exceeds {epsilon}",
+        ),
         "alpha": Quantity(
             _mean(alpha, 0), by_key, share, "α_j, mean weight on key j over real queries i ≥ j, mean over sequences"
         ),
-        "sink_weight": Quantity(_mean(alpha[..., position], 0), by_head, share, f"α of {at}, mean over sequences"),
-        "head_sink_rate": Quantity(_mean(above[..., position], 0), by_head, share, f"share of {is_sink}"),
-    }
+        "sink_weight": Quantity(_mean(alpha[..., position], 0), by_head, share, f"{mean_weight}, mean over sequences"),
+        "head_sink_rate": Quantity(
+            _mean(above[..., position], 0), by_head, share,
+            f"share of sequences in which the {mean_weight} exceeds {epsilon}",
+        ),
+    }  # fmt: skip
 
 
 def _head_quantities(measured: _Measured, sequences: Sequences, position: int, sink_keys: int) -> dict[str, Quantity]:

@@ -11,7 +11,9 @@ from plotly.subplots import make_subplots
 from workbench.analyses.figures.style import SCORE_SCALE, THEMES, apply_style, colourbar
 
 LABELS_THAT_FIT = 48  # so many tokens all get their label
-CELLS_THAT_FIT = 420  # plotly drops cells where there are more of them than pixels; wider maps get a larger figure
+# plotly drops cells where there are more of them than pixels: a figure with more cells a side than these is as large as
+# they need with what stands around them, which for 512 is within a page of 900 pixels.
+CELLS_THAT_FIT, AROUND = 420, 350
 
 
 def pattern_map(
@@ -69,7 +71,7 @@ def pattern_map(
     figure.add_trace(heatmap, 2, 1)
     longest = max(len(query_labels), len(key_labels))
     if longest > CELLS_THAT_FIT:
-        figure.update_layout(width=CELLS_THAT_FIT + longest, height=CELLS_THAT_FIT + longest - 60)
+        figure.update_layout(width=longest + AROUND, height=longest + AROUND - 40)
     small = {"tickfont_size": min(11, max(8, 420 // longest))}
     few = {"nticks": 3, "rangemode": "tozero", "tickfont_size": 10}
     if longest <= LABELS_THAT_FIT:
