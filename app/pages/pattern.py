@@ -233,6 +233,10 @@ def token_spans(result: Any) -> list[Any]:
     return spans
 
 
+# Line ends, tabs and the other control characters, as characters that can be seen.
+CONTROLS_SHOWN = {code: 0x2400 + code for code in range(32)} | {127: "␡", ord("\n"): "↵", ord("\t"): "⇥"}
+
+
 def visible(text: str) -> str:
-    """A token as it is read in running text: line ends and bare spaces are shown, markup is text."""
-    return text.replace("\n", "↵").replace("\t", "⇥") if text.strip(" ") else "␣" * max(len(text), 1)
+    """A token as it is read in running text: control characters and bare spaces are shown, markup is text."""
+    return text.translate(CONTROLS_SHOWN) if text.strip(" ") else "␣" * max(len(text), 1)

@@ -176,6 +176,11 @@ def test_tokens_are_text_wherever_they_are_shown(services: Services) -> None:
     assert "<script>" not in figure and "&lt;script" in figure.replace("\\u003c", "<").replace("\\u0026", "&")
 
 
+def test_every_character_of_a_token_can_be_seen() -> None:
+    shown = [pattern.visible(text) for text in ("a\nb", "\t", "\x00\x1b\x7f", "  ", "", " a", "<b>")]
+    assert shown == ["a↵b", "⇥", "␀␛␡", "␣␣", "␣", " a", "<b>"]
+
+
 def test_tokens_know_their_row_and_column_and_gaps_are_shown(tiny: HookedTransformer) -> None:
     result = head_pattern(tiny, torch.arange(20) % 8, 0, 0, queries=(10, 13), keys=(2, 5))
     spans = pattern.token_spans(result)
