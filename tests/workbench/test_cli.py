@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +18,6 @@ from workbench.analyses import HeadStatistics, load_result
 from workbench.analyses.inputs import read_text
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 
-COMMAND = [sys.executable, "-m", "workbench"]
 Refused = Callable[..., str]
 PROMPT = "a b c d a b c d e f g a b c d e f g h i j a b c"
 
@@ -382,84 +375,3 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
     assert exit_.value.code == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("usage: workbench") and "Traceback" not in printed.err
-
-
-# As a process
-
-
-def in_shell(line: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs a shell line in which "$@" stands for the command with its arguments."""
-    return subprocess.run(["bash", "-c", line, "bash", *COMMAND, *arguments], capture_output=True, text=True)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["--version"],
-        ["models"],
-        ["fetch", "demo"],
-        ["heads", "MODEL", "--prompt", PROMPT],
-        ["induction", "MODEL", "--length", "8", "--sequences", "2"],
-        ["sinks", "MODEL", "--prompt", PROMPT],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_reader_that_leaves_early_is_no_error(arguments: list[str], folder: Path) -> None:
-    arguments = [str(folder) if word == "MODEL" else word for word in arguments]
-    done = in_shell('"$@" | true; exit ${PIPESTATUS[0]}', *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_output_that_cannot_be_written_is_one_line() -> None:
-    for line, said in (('"$@" >&-', "standard output is closed"), ('"$@" >/dev/full', "No space left on device")):
-        done = in_shell(line, "models")
-        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
-    assert in_shell('"$@" 2>&-', "models").stdout and in_shell('"$@" >&- 2>&-', "models").returncode == 1
-
-
-def test_the_module_is_the_command_wherever_it_is_called_from(folder: Path) -> None:
-    repository = Path(__file__).parents[2]  # its folder `kernels` must not become transformers' package of that name
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    command = [*COMMAND, "heads", str(folder), "--prompt", PROMPT]
-    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "") and "L1H2" in done.stdout
-
-
-def test_an_interrupted_process_cleans_up(folder: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "induction", str(folder), "--length", "40", "--sequences", "4000", "--out", str(tmp_path / "out")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        while not files(tmp_path):  # the folder that results are gathered in
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + signal.SIGTERM and out == "" and "Traceback" not in err
-    assert files(tmp_path) == set()
-
-
-def test_the_app_takes_the_next_free_port_and_stops_on_interrupt() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = subprocess.Popen(
-            [*COMMAND, "app", "--no-browser", "--port", str(port)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            first, second = process.stdout.readline(), process.stdout.readline()
-            found = re.fullmatch(rf"Port {port} is taken; using (\d+).\n", first)
-            assert found and int(found[1]) > port
-            address = f"http://127.0.0.1:{found[1]}/"
-            assert address in second
-            with urllib.request.urlopen(address, timeout=30) as answer:
-                assert answer.status == 200 and b"Attention Workbench" in answer.read()
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert (process.returncode, errors) == (0, "")
