@@ -169,9 +169,9 @@ def test_facts_and_agreement(demo: HookedTransformer) -> None:
     """Greedy continuations that have one right answer. Indirect objects it has not learnt, as its card says."""
     scores = measure.task_scores(demo, n_prompts=100)
     assert scores["capital"] == 1
-    assert scores["river"] >= 0.8
+    assert scores["river"] == 1
     assert scores["agreement"] >= 0.95
-    assert scores["greater than"] >= 0.7
+    assert scores["greater than"] >= 0.75
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_greedy_continuations(demo: HookedTransformer, prompt: str, continuation
 
 def test_stories_are_made_of_the_grammars_words(demo: HookedTransformer) -> None:
     known = set(re.findall(r"[A-Za-z]+", " ".join(measure.held_out_texts(3000))))
-    for prompt in ("Once there was a", "One morning Mara found", "In the town of Talvik lived"):
+    for prompt in ("Once there was a", "One morning Mara found", "In the town of Talvik lived", "Jonas was a baker in"):
         text = demo.generate(prompt, max_new_tokens=60).removesuffix(demo.tokenizer.eos_token)
         sentences = text.split(". ")
-        assert len(set(sentences)) >= 2  # it goes on, before it falls into circles
+        assert len(set(sentences)) == len(sentences) >= 4  # it goes on, and not in circles
         assert set(re.findall(r"[A-Za-z]+", text)) <= known
 
 

@@ -75,7 +75,7 @@ Capital, river, indirect object: share of prompts whose most likely next token i
 such as "The keys near the chair" where verbs of the subject's number are likelier than the others. Greater than:
 probability of a later year after prompts such as "The war lasted from the year 1732 to the year 17".
 
-A share of 0.5 is chance for indirect objects. Greedy stories fall into circles after some sentences.
+A share of 0.5 is chance for indirect objects: the model does not keep apart who gives and who gets.
 
 ## Along training
 

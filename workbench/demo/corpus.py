@@ -81,18 +81,16 @@ class Moment:
 
 
 def story(rng: random.Random, world: World) -> str:
-    """A person finds something, meets others, and the thing changes hands or places."""
+    """A person finds something and shows it to a friend, and the thing changes hands or places."""
     now = _moment(rng, world)
-    sentences = [_opening(rng, world, now), _finding(rng, now)]
-    for scene in rng.sample((_look, _meeting, _talk, _gift, _walk, _loss, _feeling, _weather), k=rng.randint(2, 7)):
-        sentences.append(scene(rng, now))
-        if rng.random() < 0.25:
+    sentences = [_opening(rng, world, now), _finding(rng, now), _friend(rng, now)]
+    for scene in sorted(rng.sample(range(len(SCENES)), k=rng.randint(1, 6))):
+        if rng.random() < 0.3:
             now.hero, now.friend = now.friend, now.hero
-        elif rng.random() < 0.2:
-            now.friend = rng.choice([name for name in world.cast if name != now.hero])
+        sentences.append(SCENES[scene](rng, now))
     sentences.append(_ending(rng, now))
     # Some stories start in the middle, so that a prompt may be any sentence of one.
-    return " ".join(sentences[rng.choice((0, 0, 0, rng.randrange(len(sentences)))) :])
+    return " ".join(sentences[rng.choice((0, 0, 0, 1, rng.randrange(len(sentences)))) :])
 
 
 def _moment(rng: random.Random, world: World) -> Moment:
@@ -125,6 +123,18 @@ def _finding(rng: random.Random, now: Moment) -> str:
             f"One {time} {_pronoun(now.hero)} saw {article(now.colour)} {now.colour} {thing} {where}.",
             f"One {time} {now.hero} went to the {now.place} and bought {article(thing)} {thing}.",
             f"{_pronoun(now.hero).capitalize()} had {article(quality)} {quality} {thing}.",
+        )
+    )
+
+
+def _friend(rng: random.Random, now: Moment) -> str:
+    his, he = _possessive(now.hero), _pronoun(now.hero)
+    return rng.choice(
+        (
+            f"{his.capitalize()} friend {now.friend} was there too.",
+            f"{his.capitalize()} best friend was {now.friend} the {rng.choice(words.WORKERS)}.",
+            f"{he.capitalize()} showed it to {his} friend {now.friend}.",
+            f"At the {now.place} {he} met {his} friend {now.friend}.",
         )
     )
 
@@ -219,6 +229,10 @@ def _weather(rng: random.Random, now: Moment) -> str:
     )
 
 
+# In the order in which a story tells them.
+SCENES = (_look, _weather, _meeting, _talk, _gift, _feeling, _walk, _loss)
+
+
 def _ending(rng: random.Random, now: Moment) -> str:
     return rng.choice(
         (
@@ -304,13 +318,13 @@ def chronicle(rng: random.Random, world: World) -> str:
 
 def observations(rng: random.Random, world: World) -> str:
     """Subjects and verbs that agree, often across a noun of the other number (Linzen et al. 2016)."""
-    subjects = rng.sample((*words.THINGS, *words.ANIMALS, *words.WORKERS), rng.randint(2, 6))
+    subjects = rng.sample((*words.THINGS, *words.ANIMALS, *words.WORKERS), rng.randint(1, 4))
     return " ".join(_agreement(rng, world, subject) for subject in subjects)
 
 
 def _agreement(rng: random.Random, world: World, subject: str) -> str:
     many = rng.random() < 0.5
-    other = rng.choice((*words.THINGS, *words.ANIMALS, *words.WORKERS))
+    other = rng.choice([noun for noun in (*words.THINGS, *words.ANIMALS, *words.WORKERS) if noun != subject])
     others = plural(other) if rng.random() < 0.5 else other
     phrase = plural(subject) if many else subject
     attribute = rng.choice(
@@ -384,10 +398,10 @@ def glossary(rng: random.Random, world: World) -> str:
 
 
 TEXT_KINDS: dict[Callable[[random.Random, World], str], float] = {
-    story: 0.36,
-    handovers: 0.16,
-    gazetteer: 0.12,
-    observations: 0.12,
+    story: 0.3,
+    handovers: 0.26,
+    gazetteer: 0.1,
+    observations: 0.1,
     chronicle: 0.08,
     roster: 0.1,
     glossary: 0.06,

@@ -28,7 +28,7 @@ from workbench.demo.muon import Muon
 from workbench.demo.rows import training_batch
 from workbench.demo.tokenizer import train_tokenizer
 
-CHECKPOINTS = (0, 250, 500, 750, 1000, 1250, 1500, 1750, 2000, 2500, 3500)
+CHECKPOINTS = (0, 250, 500, 750, 1000, 1250, 1500, 1750, 2000, 2500, 3000, 4000, 5500)
 WARM_UP = 100
 
 
@@ -54,12 +54,14 @@ class Stage:
 class Recipe:
     """How the model is trained. ``lr`` is Muon's for the matrices, ``vector_lr`` AdamW's for embeddings and gains.
 
-    Random tokens that repeat bring induction about in the first stage; the second, of longer rows, is for the texts.
+    Random tokens that repeat bring induction about in the first stage. The others are for the texts: short rows, whose
+    every text has people of its own, then long ones.
     """
 
     stages: tuple[Stage, ...] = (
         Stage(steps=3000, n_rows=8, row_length=256, random_share=0.4, rate=1.0),
-        Stage(steps=2500, n_rows=4, row_length=512, random_share=0.1, rate=0.4),
+        Stage(steps=2500, n_rows=16, row_length=128, random_share=0.1, rate=0.7),
+        Stage(steps=1500, n_rows=4, row_length=512, random_share=0.15, rate=0.3),
     )
     lr: float = 0.02
     vector_lr: float = 3e-3
