@@ -17,5 +17,6 @@ from workbench.analyses.figures.positions import position_map as position_map
 from workbench.analyses.figures.style import THEMES as THEMES
 from workbench.analyses.figures.style import VERMILLION as VERMILLION
 from workbench.analyses.figures.style import axis_label as axis_label
+from workbench.analyses.figures.style import show_controls as show_controls
 from workbench.analyses.figures.style import show_token as show_token
 from workbench.analyses.figures.style import token_labels as token_labels

@@ -67,14 +67,16 @@ def head_scatter(
     n_labels: int = 6,
     theme: str = "light",
 ) -> go.Figure:
-    """One point per head, coloured by layer; x and y are [layer, head]. The heads with the largest y are named."""
+    """One point per head, coloured by layer; x and y are [layer, head].
+
+    The heads with the largest y are named, as far as there is room beside them.
+    """
     layers, heads = (part.reshape(-1) for part in np.indices(x.shape))
     names = np.array([f"L{layer}H{head}" for layer, head in zip(layers, heads, strict=True)])
-    named = np.zeros(x.size, dtype=bool)
     best = np.argsort(-np.nan_to_num(y, nan=-np.inf), axis=None, kind="stable")[:n_labels]
-    named[best] = True
-    places = np.full(x.size, "top right", dtype=object)
-    places[best[1::2]] = "bottom right"  # neighbours in height do not cover each other
+    with np.errstate(all="ignore"):
+        drawn = np.stack([np.log10(x) if log_x else x, y]).reshape(2, -1)
+    places = _label_places(drawn, best)
     figure = blank_figure(theme, height=460)
     figure.add_trace(
         go.Scatter(
@@ -82,8 +84,8 @@ def head_scatter(
             y=y.reshape(-1),
             customdata=names,
             mode="markers+text",
-            text=np.where(named, names, ""),
-            textposition=places,
+            text=[name if place in places else "" for place, name in enumerate(names)],
+            textposition=[places.get(place, "top right") for place in range(x.size)],
             marker={
                 "color": layers,
                 "colorscale": SCORE_SCALE,
@@ -100,6 +102,30 @@ def head_scatter(
         figure.update_xaxes(type="log", tickvals=[d * 10.0**e for e in range(-6, 7) for d in (1, 2, 5)])
     figure.update_yaxes(title=y_label)
     return figure
+
+
+def _label_places(drawn: np.ndarray, points: np.ndarray) -> dict[int, str]:
+    """On which side of each of the points, as far as there is room, its label stands and covers no other label.
+
+    Args:
+        drawn: [2, point], x and y as they are on the axes.
+        points: the indices of the points to be named, the most important first.
+    """
+    label = np.array([0.13, 0.055])  # width and height in shares of the plot
+    sides = {"top right": (0.51, 0.51), "bottom right": (0.51, -0.51), "top left": (-0.51, 0.51),
+             "bottom left": (-0.51, -0.51)}  # fmt: skip
+    known = np.isfinite(drawn).all(axis=0)
+    spread = np.ptp(drawn[:, known], axis=1) if known.any() else np.ones(2)
+    places: dict[int, str] = {}
+    middles: list[np.ndarray] = []
+    for point in (int(point) for point in points if known[point]):
+        for side, offset in sides.items():
+            middle = drawn[:, point] / np.where(spread > 0, spread, 1) + label * offset
+            if all((np.abs(middle - other) >= label).any() for other in middles):
+                places[point] = side
+                middles.append(middle)
+                break
+    return places
 
 
 def effects(

@@ -75,14 +75,14 @@ def pattern_map(
     small = {"tickfont_size": min(11, max(8, 420 // longest))}
     few = {"nticks": 3, "rangemode": "tozero", "tickfont_size": 10}
     if longest <= LABELS_THAT_FIT:
-        figure.update_xaxes(dtick=1, tickangle=90, row=2, col=1)
+        figure.update_xaxes(dtick=1, row=2, col=1)
         figure.update_yaxes(dtick=1, row=2, col=1)
     figure.update_layout(bargap=0)
     figure.update_xaxes(type="category", showgrid=False, nticks=12 if longest > 64 else None, col=1)
     figure.update_yaxes(
         type="category", showgrid=False, nticks=24 if longest > 64 else None, autorange="reversed", row=2
     )
-    figure.update_xaxes(title="key (source)", **small, row=2, col=1)
+    figure.update_xaxes(title="key (source)", tickangle=90, **small, row=2, col=1)
     figure.update_yaxes(title="query (destination)", **small, row=2, col=1)
     figure.update_yaxes(title={"text": key_marginal_label, "font_size": 10}, **few, row=1, col=1)
     figure.update_xaxes(title={"text": query_marginal_label, "font_size": 10}, **few, row=2, col=2)

@@ -94,9 +94,17 @@ def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def show_controls(text: str) -> str:
+    """The text with line ends, tabs and other control characters, which no SVG may hold, as characters to be seen."""
+    return text.translate(_CONTROLS)
+
+
+_CONTROLS = {code: 0x2400 + code for code in range(32)} | {127: "␡", ord("\n"): "↵", ord("\t"): "⇥"}
+
+
 def show_token(text: str) -> str:
-    """A token's text for labels, escaped: spaces and line ends are visible."""
-    return escaped(text.replace(" ", "␣").replace("\n", "↵").replace("\r", "␍").replace("\t", "⇥"))
+    """A token's text for labels, escaped: spaces and control characters are visible."""
+    return escaped(show_controls(text.replace(" ", "␣")))
 
 
 def token_labels(tokens: Sequence[str], first: int = 0) -> list[str]:

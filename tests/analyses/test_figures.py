@@ -232,3 +232,23 @@ def test_a_stripe_one_cell_wide_is_drawn_in_every_row_and_column(page: Page, tmp
     rows, columns, width, height = page.evaluate(PIXELS)
     assert rows == columns == 1.0
     assert min(width, height) >= n
+
+
+def test_labels_of_a_scatter_cover_no_other_label() -> None:
+    crowded = np.array([[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.0, 1.0]])
+    figure = figures.head_scatter(
+        crowded, np.array([[0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.0, 1.0]]), x_label="x", y_label="y"
+    )
+    scatter = figure.data[0]
+    named = [(name, side) for name, side in zip(scatter.text, scatter.textposition, strict=True) if name]
+    assert ("L0H7", "top right") in named
+    sides = [side for name, side in named if name != "L0H7"]
+    assert len(sides) == len(set(sides)) == 4  # six points in one place have four sides
+    assert figures.head_scatter(np.full((1, 2), np.nan), np.ones((1, 2)), x_label="x", y_label="y").data[0].text == (
+        "",
+        "",
+    )
+
+
+def test_control_characters_of_tokens_are_shown_so_that_an_svg_can_hold_them() -> None:
+    assert figures.show_token("a\n\t\r\x00\x1b\x7f <") == "a↵⇥␍␀␛␡␣&lt;"
