@@ -223,8 +223,10 @@ def _context_bar(view: View) -> html.Div:
     return html.Div(
         className="context",
         children=[
-            html.Div("", id="context-facts", className="context-facts"),
-            html.Span("from before your changes", className="changed earlier"),
+            html.Div(
+                [html.Div("", id="context-facts"), html.Div("from before your changes", className="changed earlier")],
+                className="context-facts",
+            ),
             html.Div(
                 className="head-picker",
                 role="group",

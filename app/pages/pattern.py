@@ -9,6 +9,7 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
+from workbench.analyses.figures import show_controls
 from workbench.app.components import card, graph, number, on_card, select
 from workbench.app.jobs import Task
 from workbench.app.services import Services
@@ -233,10 +234,6 @@ def token_spans(result: Any) -> list[Any]:
     return spans
 
 
-# Line ends, tabs and the other control characters, as characters that can be seen.
-CONTROLS_SHOWN = {code: 0x2400 + code for code in range(32)} | {127: "␡", ord("\n"): "↵", ord("\t"): "⇥"}
-
-
 def visible(text: str) -> str:
     """A token as it is read in running text: control characters and bare spaces are shown, markup is text."""
-    return text.translate(CONTROLS_SHOWN) if text.strip(" ") else "␣" * max(len(text), 1)
+    return show_controls(text) if text.strip(" ") else "␣" * max(len(text), 1)
