@@ -35,8 +35,11 @@ def map_outputs(page: str) -> tuple[Output, Output, Output]:
 
 def score_map(result: Any, score: str, scores: Mapping[str, str], view: View, scheme: str, height: int) -> tuple:
     """The map of a score as (figure, style, note). It is as high as its layers need, and at least ``height``."""
-    tall = max(height, LAYER_HEIGHT * result[score].shape[0] + 90)
+    n_layers, n_heads = result[score].shape
+    tall = max(height, LAYER_HEIGHT * n_layers + 90)
     figure = on_card(frame_head(result.figure("map", score=score, theme=scheme), view), tall, revision="map")
+    # The frame of a head at the edge would widen a range that is left to plotly.
+    figure.update_xaxes(range=(-0.5, n_heads - 0.5)).update_yaxes(range=(n_layers - 0.5, -0.5), autorange=False)
     return figure, {"height": f"{tall}px"}, about_score(scores[score], result.quantities[score])
 
 

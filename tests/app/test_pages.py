@@ -214,7 +214,9 @@ def test_a_map_is_as_high_as_its_layers_need() -> None:
 
     def heights(n_layers: int) -> tuple[int, str]:
         scores = Scores(entropy=np.random.default_rng(0).random((n_layers, 3)))
-        figure, style, _ = score_map(scores, "entropy", {"entropy": "Entropy"}, View(), "light", 400)
+        view = View(layer=0, head=0)
+        figure, style, _ = score_map(scores, "entropy", {"entropy": "Entropy"}, view, "light", 400)
+        assert figure.layout.xaxis.range == (-0.5, 2.5) and figure.layout.yaxis.range == (n_layers - 0.5, -0.5)
         return figure.layout.height, style["height"]
 
     assert heights(4) == (400, "400px")
