@@ -33,6 +33,7 @@ _STORES: dict[str, Accepted] = {
     "input": (dict,),
     "queries": (list, _NOTHING),
     "keys": (list, _NOTHING),
+    "typed-part": (list,),
     "tick": _NUMBER,
 } | dict.fromkeys(("page", "view", "ready", "scheme", "session"), (str,))
 

@@ -235,6 +235,7 @@
         // What comes from the address; a submission has been noted when it was made.
         if (!given.submission) analysed = { model, text: text.replace(/\r\n?/g, "\n"), limit: limit || null };
       },
+      typedNumbers: (clicks, fields) => fields.map((id) => parseInt(document.getElementById(id).value, 10)),
       askAgain: function (when) {
         if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 200);
       },

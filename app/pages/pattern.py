@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, ctx, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
 from workbench.analyses.figures import show_controls
@@ -85,6 +85,8 @@ def layout(view: View) -> list[Any]:
     return [
         dcc.Store(id="queries", data=view.queries),
         dcc.Store(id="keys", data=view.keys),
+        dcc.Store(id="ends", data=ENDS),
+        dcc.Store(id="typed-part", data=[]),
         html.Div([pattern, reading], className="columns pattern-columns"),
     ]
 
@@ -134,18 +136,26 @@ def register(app: Dash, services: Services) -> None:
     @app.callback(
         Output("queries", "data", allow_duplicate=True),
         Output("keys", "data", allow_duplicate=True),
-        Input("zoom-in", "n_clicks"),
+        Input("typed-part", "data"),
         Input("zoom-out", "n_clicks"),
-        *(State(end, "value") for end in ENDS),
         State("view", "data"),
         prevent_initial_call=True,
     )
-    def show(into: int, out: int, query0: Any, query1: Any, key0: Any, key1: Any, query: str) -> Any:
+    def show(typed: list, out: int, query: str) -> Any:
         if ctx.triggered_id == "zoom-out":
             return None, None
         result = services.finished(services.head_pattern(services.view_on(NAME, query)))
         n_tokens = result.provenance.n_tokens
-        return chosen_span("queries", query0, query1, n_tokens), chosen_span("keys", key0, key1, n_tokens)
+        return chosen_span("queries", typed[:2], n_tokens), chosen_span("keys", typed[2:], n_tokens)
+
+    # The browser reads the fields itself: what they report to callbacks can be a keystroke behind.
+    app.clientside_callback(
+        ClientsideFunction("workbench", "typedNumbers"),
+        Output("typed-part", "data"),
+        Input("zoom-in", "n_clicks"),
+        State("ends", "data"),
+        prevent_initial_call=True,
+    )
 
 
 def shown_ends(result: Any) -> tuple[int, int, int, int]:
@@ -174,15 +184,16 @@ def resolution(result: Any) -> str:
     return f"Each cell is {rows} queries × {columns} keys, {how}."
 
 
-def chosen_span(name: str, first: Any, last: Any, n_tokens: int) -> Span:
+def chosen_span(name: str, ends: list, n_tokens: int) -> Span:
     """The span of a typed range of tokens, both ends included.
 
     Raises:
         WorkbenchError: no range within the text.
     """
-    if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last < n_tokens):
-        raise WorkbenchError(f"the {name} to show must be a range from 0 to {n_tokens - 1}, the lower end first")
-    return first, last + 1
+    match ends:
+        case [int(first), int(last)] if 0 <= first <= last < n_tokens:
+            return first, last + 1
+    raise WorkbenchError(f"the {name} to show must be a range from 0 to {n_tokens - 1}, the lower end first")
 
 
 def zoomed(event: dict[str, Any], result: Any) -> tuple[Span | None, Span | None]:

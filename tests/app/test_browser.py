@@ -45,11 +45,28 @@ def test_a_click_in_map_table_or_scatter_shows_that_head(watched: Open, dashboar
     assert page.input_value("#layer") == "2" and page.input_value("#head") == "1"
     page.click('#heads-table [row-id="L1H3"] [col-id="entropy"], #heads-table [row-id="L1H3"] .ag-cell >> nth=0')
     page.wait_for_selector("text=Pattern of L1H3")
-    point = page.locator("#heads-scatter .scatterlayer .point").nth(2)  # layer by layer
+    place, name = page.evaluate(LONELIEST_POINT, "heads-scatter")
+    point = page.locator("#heads-scatter .scatterlayer .point").nth(place)
     point.hover(force=True)
     page.wait_for_timeout(100)
     point.click(force=True)
-    page.wait_for_selector("text=Pattern of L0H2")
+    page.wait_for_selector(f"text=Pattern of {name}")
+
+
+# Of the points of a scatter the one that is farthest from all others: its place and its name.
+LONELIEST_POINT = """
+(graph) => {
+    const points = [...document.querySelectorAll(`#${graph} .scatterlayer .point`)].map((point, place) => {
+        const { x, y } = point.getBoundingClientRect();
+        return { x, y, place };
+    });
+    const room = (one) => Math.min(...points.filter((other) => other !== one).map(
+        (other) => Math.hypot(one.x - other.x, one.y - other.y)
+    ));
+    const { place } = points.reduce((best, point) => (room(point) > room(best) ? point : best));
+    return [place, document.querySelector(`#${graph} .js-plotly-plot`)._fullData[0].customdata[place]];
+}
+"""
 
 
 def test_nothing_large_goes_up_and_nothing_huge_comes_down(watched: Open, dashboard: str) -> None:

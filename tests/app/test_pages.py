@@ -147,11 +147,11 @@ def test_a_drag_over_blocks_goes_down_to_single_tokens(tiny: HookedTransformer) 
 
 
 def test_a_typed_range_of_tokens_is_shown_or_refused_in_words(tiny: HookedTransformer) -> None:
-    assert pattern.chosen_span("queries", 3, 9, 20) == (3, 10)
-    assert pattern.chosen_span("keys", 0, 19, 20) == (0, 20)
-    for first, last in ((9, 3), (0, 20), ("", 3), (None, None)):
+    assert pattern.chosen_span("queries", [3, 9], 20) == (3, 10)
+    assert pattern.chosen_span("keys", [0, 19], 20) == (0, 20)
+    for ends in ([9, 3], [0, 20], ["", 3], [None, None], [], [1, 2, 3]):
         with pytest.raises(WorkbenchError, match="the keys to show must be a range from 0 to 19"):
-            pattern.chosen_span("keys", first, last, 20)
+            pattern.chosen_span("keys", ends, 20)
 
 
 def test_it_is_said_which_queries_and_keys_are_shown_and_what_a_cell_is(tiny: HookedTransformer) -> None:

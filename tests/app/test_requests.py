@@ -43,13 +43,12 @@ def zoom_request(app: Dash) -> dict[str, Any]:
     )
     first, second = output.strip(".").split("...")
     outputs = [{"id": part.partition(".")[0], "property": part.partition(".")[2]} for part in (first, second)]
-    ends = [place(f"{end}.value", 0) for end in ("first-query", "last-query", "first-key", "last-key")]
     return {
         "output": output,
         "outputs": outputs,
-        "inputs": [place("zoom-in.n_clicks", 0), place("zoom-out.n_clicks", 1)],
+        "inputs": [place("typed-part.data", []), place("zoom-out.n_clicks", 1)],
         "changedPropIds": ["zoom-out.n_clicks"],
-        "state": [*ends, place("view.data", VIEW)],
+        "state": [place("view.data", VIEW)],
     }
 
 
@@ -71,13 +70,13 @@ def test_the_pages_own_request_is_answered(app: Dash, client: FlaskClient) -> No
         (("inputs",), {}),
         (("inputs",), []),
         (("inputs", 0), None),
-        (("inputs", 0, "id"), ["zoom-in"]),
+        (("inputs", 0, "id"), ["typed-part"]),
         (("inputs", 0, "value"), {"deep": [1]}),
-        (("state", 0, "property"), "data"),
-        (("state", 0, "value"), ["<script>"]),
-        (("state", 0, "value"), float("inf")),
-        (("state", 4, "value"), None),
-        (("state", 4, "value"), 7),
+        (("inputs", 0, "value"), "<script>"),
+        (("inputs", 0, "value"), [float("inf")]),
+        (("state", 0, "property"), "value"),
+        (("state", 0, "value"), None),
+        (("state", 0, "value"), 7),
         (("changedPropIds",), "zoom-out.n_clicks"),
         (("changedPropIds",), [{}]),
         (("changedPropIds",), ["view.data"]),
