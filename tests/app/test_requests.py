@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import random
 from typing import Any
 
 import pytest
 from dash import Dash
 from flask.testing import FlaskClient
 
+from workbench import HookedTransformer
 from workbench.app import create_app
+from workbench.app.models import ModelStore
+from workbench.app.requests import _PROPERTIES, _STORES
 
 HERE = {"Host": "127.0.0.1:8050"}
 VIEW = "?v=1&page=pattern&model=demo&layer=0&head=0"
@@ -111,8 +115,6 @@ def refused(client: FlaskClient, body: str, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_every_value_that_a_callback_reads_has_a_type(app: Dash) -> None:
-    from workbench.app.requests import _PROPERTIES, _STORES
-
     read = {
         (part["id"], part["property"])
         for callback in app.callback_map.values()
@@ -138,3 +140,39 @@ def test_what_figures_and_tables_need_is_there_before_the_page_starts(client: Fl
     for chunk in ("plotly.min.js", "async-graph.js", "async-community.js"):
         path = next(part for part in index[:start].split('"') if part.endswith(chunk))
         assert client.get(path, headers=HERE).status_code == 200
+
+
+ODD = [None, -7, 10**30, 1e300, True, "", "x", "L1H2", "?v=1&page=pattern&model=tiny&layer=0&head=0", "\ud800", [], {}]
+EVENTS = ("points", "rowId", "xaxis3.range[0]", "xaxis3.range[1]", "xaxis3.autorange", "model", "text", "number")
+
+
+def test_values_of_the_right_type_that_make_no_sense_break_nothing(
+    tiny: HookedTransformer, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_app(model="tiny", models=ModelStore(load=lambda source, job: tiny))
+    client, chance = app.server.test_client(), random.Random(0)
+    client.get("/", headers=HERE)
+
+    def odd(part: dict[str, str]) -> dict[str, Any]:
+        accepted = _STORES[part["id"]] if part["property"] == "data" else _PROPERTIES[part["property"]]
+        lists = [[chance.choice(ODD) for _ in range(n)] for n in range(5)]
+        dicts = [{name: chance.choice([*ODD, [chance.choice(ODD)]]) for name in EVENTS}, {}]
+        return part | {
+            "value": chance.choice([value for value in [*ODD, *lists, *dicts] if isinstance(value, accepted)])
+        }
+
+    for name, callback in app.callback_map.items():
+        places = callback["output"] if isinstance(callback["output"], (list, tuple)) else [callback["output"]]
+        outputs = [{"id": place.component_id, "property": place.component_property} for place in places]
+        for _ in range(10 if "callback" in callback else 0):
+            body = {
+                "output": name,
+                "outputs": outputs if isinstance(callback["output"], (list, tuple)) else outputs[0],
+                "inputs": [odd(part) for part in callback["inputs"]],
+                "state": [odd(part) for part in callback["state"]],
+                "changedPropIds": ["{id}.{property}".format(**callback["inputs"][0])],
+            }
+            answer = client.post("/_dash-update-component", json=body, headers=HERE)
+            assert answer.status_code in (200, 204), body
+            assert "Traceback" not in answer.text and "went wrong" not in answer.text, body
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
