@@ -133,7 +133,7 @@ def about_controls(effect: float) -> str:
     """What the figure of the ablations shows of the controls."""
     if np.isnan(effect):
         return "No other head of these layers is free of the pattern, so there are no controls."
-    return f"Grey: ± {effect:.3f} nats, as far as the random control heads move the loss, and at least 0.01."
+    return f"Grey: ± {effect:.3f} nats, the largest effect of a random control head under mean ablation, at least 0.01."
 
 
 def verdict_table(result: Any) -> Any:
