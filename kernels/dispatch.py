@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +18,18 @@ from workbench.kernels.streaming import streaming_attention
 
 Backend = Callable[[Tensor, Tensor, Tensor, ScoreRule, Tensor | None, StatisticsRequest], AttentionOutput]
 
-BACKENDS: dict[str, Backend] = {"reference": reference_attention, "streaming": streaming_attention}
-_FASTEST = "streaming"  # what "auto" takes
+
+def _triton_attention(*arguments: Any) -> AttentionOutput:
+    from workbench.kernels.triton_attention import triton_attention  # triton is not on every machine
+
+    return triton_attention(*arguments)
+
+
+BACKENDS: dict[str, Backend] = {
+    "reference": reference_attention,
+    "streaming": streaming_attention,
+    "triton": _triton_attention,
+}
 
 
 def attention(
@@ -33,7 +44,7 @@ def attention(
     offset_bias: Tensor | None = None,
     sink_logits: Tensor | None = None,
     statistics: StatisticsRequest | None = None,
-    backend: Literal["auto", "reference", "streaming"] = "auto",
+    backend: Literal["auto", "reference", "streaming", "triton"] = "auto",
 ) -> AttentionOutput:
     """Softmax attention, its log-normaliser, and the statistics asked for.
 
@@ -50,7 +61,7 @@ def attention(
             for ``row - column = c - (n_keys - 1)``.
         sink_logits: [head], the score of a virtual key with value 0 that every query sees.
         statistics: what else to return; None is nothing.
-        backend: "auto" takes the fastest one that fits; the choice never changes what is computed.
+        backend: "auto" takes Triton on a GPU, streaming torch elsewhere; the choice never changes what is computed.
 
     Returns:
         z [batch, head, query, d_head] and lse [batch, head, query], both differentiable, and the detached statistics.
@@ -66,6 +77,7 @@ def attention(
     request.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(('auto', *BACKENDS))}, got {backend!r}")
-    run = BACKENDS[_FASTEST if backend == "auto" else backend]
+    if backend == "auto":
+        backend = "triton" if q.is_cuda and find_spec("triton") else "streaming"
     with torch.autocast(q.device.type, enabled=False):  # products are made at the inputs' precision or better
-        return run(q, k, v, rule, sink_logits, request)
+        return BACKENDS[backend](q, k, v, rule, sink_logits, request)

@@ -82,6 +82,7 @@ class AttentionMask:
             global_columns = first, torch.minimum(end, torch.full_like(end, self.n_global))
         return VisibleKeys(
             causal=self.causal,
+            has_global=self.window is not None and self.n_global > 0,
             query_offset=offset,
             n_keys=n_keys,
             key_padding=self.key_padding,
@@ -155,6 +156,7 @@ class VisibleKeys:
     """
 
     causal: bool
+    has_global: bool  # whether there may be global intervals
     query_offset: int
     n_keys: int
     first: Tensor  # int64 [batch, query]

@@ -41,34 +41,46 @@ class MatchMask:
 TileMatches = MatchList | MatchMask
 
 
-class MatchPairs:
+@dataclass(frozen=True, eq=False)
+class MatchRuns:
     """Key columns in the order of their labels, and for every query the run of earlier keys with its label."""
+
+    columns: Tensor  # int64 [batch, key]
+    first: Tensor  # int64 [batch, query], where in ``columns`` the run begins
+    count: Tensor  # int64 [batch, query]
+
+    @classmethod
+    def of(cls, labels: MatchLabels, query_offset: int) -> MatchRuns:
+        n_queries, n_keys = labels.query.shape[1], labels.key.shape[1]
+        both = torch.cat((labels.query, labels.key), 1)
+        _, ranks = both.unique(return_inverse=True)  # labels may be large, ranks are not
+        query, key = ranks.split((n_queries, n_keys), 1)
+        place, columns = (key * (n_keys + 1) + torch.arange(n_keys, device=key.device)).sort(dim=1)  # label, column
+        position = torch.arange(n_queries, device=key.device) + query_offset
+        start = query * (n_keys + 1)
+        first = torch.searchsorted(place, start)
+        end = torch.searchsorted(place, start + position.clamp(0, n_keys))
+        return cls(columns, first, torch.where(labels.query < 0, 0, end - first))
+
+
+class MatchPairs:
+    """The matches of a request, tile by tile."""
 
     def __init__(self, labels: MatchLabels, tiling: Tiling) -> None:
         self._labels, self._group, self._dtype = labels, tiling.group, tiling.keys.dtype
         self._offset = tiling.rule.mask.query_offset
-        n_keys = labels.key.shape[1]
-        both = torch.cat((labels.query, labels.key), 1)
-        _, ranks = both.unique(return_inverse=True)  # labels may be large, ranks are not
-        query, key = ranks.split((labels.query.shape[1], n_keys), 1)
-        columns = torch.arange(n_keys, device=key.device)
-        place, self._columns = (key * (n_keys + 1) + columns).sort(dim=1)  # label first, then column
-        position = torch.arange(query.shape[1], device=key.device) + self._offset
-        start = query * (n_keys + 1)
-        self._first = torch.searchsorted(place, start)  # [batch, query]
-        end = torch.searchsorted(place, start + position.clamp(0, n_keys))
-        self._count = torch.where(labels.query < 0, 0, end - self._first)
+        self._runs = MatchRuns.of(labels, self._offset)
 
     def tiles(self, block: RowBlock, spans: list[ColumnSpan]) -> list[TileMatches | None]:
         """The matches of every span with a block of rows; None where there are none."""
-        counts = self._count[block.batch, block.rows]  # [row]
+        counts = self._runs.count[block.batch, block.rows]  # [row]
         total = int(counts.sum())
         if total > _DENSE * len(block) * sum(map(len, spans)):
             return [self._dense(block, span) for span in spans]
         rows = torch.arange(len(block), device=counts.device).repeat_interleave(counts, output_size=total)
         before = (counts.cumsum(0) - counts)[rows]
-        places = self._first[block.batch, block.rows][rows] + torch.arange(total, device=counts.device) - before
-        columns = self._columns[block.batch, places]
+        places = self._runs.first[block.batch, block.rows][rows] + torch.arange(total, device=counts.device) - before
+        columns = self._runs.columns[block.batch, places]
         return [self._listed(rows, columns, len(block), span) for span in spans]
 
     def _listed(self, rows: Tensor, columns: Tensor, n_rows: int, span: ColumnSpan) -> MatchList | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor
 
 from workbench.kernels import AttentionMask, MatchLabels, StatisticsRequest
+
+# Read when the Triton kernels are imported, which happens when a test asks for their backend.
+os.environ["TRITON_INTERPRET"] = "1"
 
 Case = dict[str, Any]
 
@@ -257,10 +261,17 @@ LARGE = {
     "pooled": [(1, 1), (16, 16), (5, 70), (70, 7), (13, 100)],
 }
 
+INTERPRETED = {  # a tile takes the interpreter about 10 ms
+    "heads": [(1, 1, 1), (1, 4, 2), (2, 2, 1)],
+    "sizes": [(40, 40), (20, 45), (45, 20), (1, 50)],
+    "pooled": [(16, 16), (5, 40), (40, 7), (13, 100)],
+    "n_labels": [3, 12],
+}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``small_case`` and ``large_case`` run through cases that cover every pair of values of two options."""
-    for name, sizes in (("small_case", SMALL), ("large_case", LARGE)):
+    """The fixtures ``…_case`` run through cases that cover every pair of values of two options."""
+    for name, sizes in (("small_case", SMALL), ("large_case", LARGE), ("interpreted_case", INTERPRETED)):
         if name in metafunc.fixturenames:
             cases = covering_cases(OPTIONS | sizes)
             metafunc.parametrize(name, cases, ids=range(len(cases)))
