@@ -12,7 +12,7 @@ from workbench.kernels.scores import LOG2_E
 from workbench.kernels.tiles import RowBlock, Tiling, hide
 from workbench.kernels.workers import run_pieces
 
-_LARGE = 16.0  # from here on the rounding of lse, in base 2, is felt in the weights
+_LARGE = 32.0  # from here on the rounding of lse, in base 2, exceeds 1e-6 of a weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +21,8 @@ class Normaliser:
 
     A float32 of 200 is rounded to 1e-5, and so would be every weight of a row from its lse alone; besides, lse may come
     from an operator that rounds its scores otherwise than our tiles do. So where lse is large, ``rest`` is what a pass
-    over our own tiles finds between their normaliser and ``lse``; it is None where all are small. Rows without a key
-    have 0 in both.
+    over our own tiles finds between their normaliser and ``lse``; it is 0 in blocks of rows where all are small, and
+    None where there are no others. Rows without a key have 0 in both.
     """
 
     lse: Tensor
@@ -58,6 +58,10 @@ def _add_tiles(tiling: Tiling, lse: Tensor, rest: Tensor, pieces: list[list[RowB
     def add(piece: list[RowBlock]) -> None:
         buffer = tiling.buffer(grid)
         for block in piece:
+            rows = block.batch, slice(None), slice(None), block.rows
+            if lse[rows].abs().amax() <= _LARGE:
+                rest[rows] = 0.0
+                continue
             spans = tiling.spans(block, grid)
             hidden = [tiling.hidden(block, span, -torch.inf) for span in spans]
             for kv_head in range(lse.shape[1]):
