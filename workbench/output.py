@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from uuid import uuid4
 
 from workbench.errors import WorkbenchError
 from workbench.paths import expand_home
@@ -24,11 +25,13 @@ def output_folder(path: str | os.PathLike) -> Iterator[Path]:
     """
     target = expand_home(path)
     missing = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
+    partial = target / f".workbench-{uuid4().hex}"
     with ExitStack() as undo:
         undo.callback(_remove_empty, missing)
+        undo.callback(rmtree, partial, ignore_errors=True)  # before it is made: a signal may come at any moment
         try:
             target.mkdir(parents=True, exist_ok=True)
-            partial = Path(undo.enter_context(TemporaryDirectory(prefix=".workbench-", dir=target)))
+            partial.mkdir()
         except OSError as error:
             raise _unwritable(target, error) from None
         yield partial
