@@ -17,7 +17,7 @@ LOG2_E = math.log2(math.e)
 class ScoreRule:
     """scores = softcap(scale · q·k) + bias(i - j), then -inf where the mask hides the pair.
 
-    Products of *scaled* queries with keys go in (see ``prepared``). The index tensors that say which pairs they are
+    Products of queries with *scaled* keys go in (see ``prepared``). The index tensors that say which pairs they are
     broadcast to the products' shape, so that a tile of any layout, or single pairs, take the same way.
     """
 
@@ -61,10 +61,13 @@ class ScoreRule:
 
 
 def prepared(q: Tensor, k: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-    """Scaled queries and keys at working precision, free of whatever lies behind padding; shapes as they are."""
+    """Queries and scaled keys at working precision, free of whatever lies behind padding; shapes as they are.
+
+    Keys, because there are fewer of them where several query heads share one: queries then need no copy.
+    """
     dtype = working_dtype(q)
-    queries = real_entries(q, rule.mask.query_padding).to(dtype) * rule.scale
-    return queries, real_entries(k, rule.mask.key_padding).to(dtype)
+    keys = real_entries(k, rule.mask.key_padding).to(dtype) * rule.scale
+    return real_entries(q, rule.mask.query_padding).to(dtype), keys
 
 
 def rectangle_scores(queries: Tensor, keys: Tensor, rule: ScoreRule, rows: Tensor, columns: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ class RowBlock:
 class Tiling:
     """Prepared queries and keys, and the rule in base 2 that makes tiles of scores of them."""
 
-    queries: Tensor  # [batch, key/value head, group, query, d_head], scaled
-    keys: Tensor  # [batch, key/value head, key, d_head]
+    queries: Tensor  # [batch, key/value head, group, query, d_head]
+    keys: Tensor  # [batch, key/value head, key, d_head], scaled
     rule: ScoreRule
 
     @classmethod

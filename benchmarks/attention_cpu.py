@@ -1,0 +1,142 @@
+"""What attention statistics cost on a CPU, beside torch's own attention without any.
+
+    python benchmarks/attention_cpu.py [--tokens 512 4096 16384] [--window 512] [--repeats 5] [--each]
+
+One layer of SmolLM2-135M's shape (9 heads on 3 key/value heads of 64, float32, causal). Times are minima of interleaved
+runs in one process, memory is the peak of a process of its own above its inputs. On a machine that does other work the
+wall-clock ratios move by tens of percent; those of processor time, summed over all cores, move less. ``--each`` prints
+every statistic alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from workbench.kernels import AttentionMask, StatisticsRequest, attention
+
+HEADS, KV_HEADS, D_HEAD = 9, 3, 64
+LARGEST_PATTERN = 4096  # tokens up to which patterns are materialised here
+Run = Callable[[], object]
+
+
+def variants(n: int, window: int | None, each: bool) -> dict[str, Run]:
+    """Name -> one run, the first being torch's own causal attention."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, n, D_HEAD, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    frequencies = 1 / torch.arange(1, 20_001)  # tokens as frequent as words of a text are (Zipf's law)
+    tokens = torch.multinomial(frequencies, n, replacement=True, generator=generator)[None]
+    everything = StatisticsRequest.all(tokens)
+    requests = {
+        "z and lse": StatisticsRequest(),
+        "z, entropy, maximum": StatisticsRequest(entropy=True, max_weight=True),
+        "z, all but classes, top keys": everything,
+    }
+    if each:
+        requests |= {
+            "entropy": StatisticsRequest(entropy=True),
+            "max_weight": StatisticsRequest(max_weight=True),
+            "mean_distance": StatisticsRequest(mean_distance=True),
+            "sink_mass, 4 keys": StatisticsRequest(sink_keys=4),
+            "offset_mass, 2 offsets": StatisticsRequest(offsets=(0, 1)),
+            "match_mass, 2 names": StatisticsRequest(match=everything.match),
+            "class_mass, 8 classes": StatisticsRequest(classes=tokens % 8),
+            "received": StatisticsRequest(received=True),
+            "pooled": StatisticsRequest(pooled=everything.pooled),
+            "top_keys, 8": StatisticsRequest(top_keys=8),
+        }
+    runs: dict[str, Run] = {
+        "torch": partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True),
+        **{
+            name: partial(attention, q, k, v, mask=AttentionMask(), statistics=asked)
+            for name, asked in requests.items()
+        },
+    }
+    if window is not None:
+        # Both by the same code: torch's operator knows no window. A bias of zero keeps it out.
+        for name, mask in (
+            ("tiles, causal", AttentionMask()),
+            (f"tiles, window {window}", AttentionMask(window=window)),
+        ):
+            bias = torch.zeros(HEADS)
+            runs[name] = partial(attention, q, k, v, mask=mask, alibi_slopes=bias, statistics=everything)
+    if n <= LARGEST_PATTERN:
+        asked = {"mask": AttentionMask(), "statistics": everything, "backend": "reference"}
+        runs["all from the whole pattern"] = partial(attention, q, k, v, **asked)
+    return runs
+
+
+@torch.no_grad()
+def shortest(runs: dict[str, Run], repeats: int) -> dict[str, tuple[float, float]]:
+    """Minima of wall-clock and of processor time in seconds."""
+    found = {name: (float("inf"), float("inf")) for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            wall, processor = time.perf_counter(), time.process_time()
+            run()
+            wall, processor = time.perf_counter() - wall, time.process_time() - processor
+            found[name] = (min(found[name][0], wall), min(found[name][1], processor))
+    return found
+
+
+def peak_memory(name: str, n: int, window: int | None, each: bool) -> float:
+    """What a fresh process that runs the variant once takes above its inputs, in MB (Linux)."""
+    command = [sys.executable, __file__, "--tokens", str(n), "--measure-memory", name]
+    command += (["--window", str(window)] if window else []) + (["--each"] if each else [])
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    return float(result.stdout.split()[-1]) if result.returncode == 0 else float("nan")
+
+
+def resident(field: str) -> float:
+    """VmRSS or VmHWM of this process, in MB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4096])
+    parser.add_argument("--window", type=int, help="also a window of so many keys, beside the same code without")
+    parser.add_argument("--each", action="store_true", help="also every statistic alone")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--measure-memory", metavar="VARIANT", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure_memory:
+        for n in (64, options.tokens[0]):  # a short run first, which loads what is loaded only once
+            runs = variants(n, options.window, options.each)
+            run = runs[options.measure_memory]
+            if n == 64:
+                run()
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts afresh
+        before = resident("VmRSS")
+        with torch.no_grad():
+            run()
+        print(resident("VmHWM") - before)
+        return
+    print(f"{HEADS} heads of {D_HEAD}, float32, causal, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for n in options.tokens:
+        found = shortest(variants(n, options.window, options.each), options.repeats)
+        wall, processor = found["torch"]
+        pattern = HEADS * n * n * 4 / 1e6
+        print(f"\n{f'{n} tokens':32}{'wall-clock':>22}{'processor time':>22}{'memory':>12}  of the pattern")
+        for name, (own_wall, own_processor) in found.items():
+            memory = peak_memory(name, n, options.window, options.each)
+            cells = _cell(own_wall, wall) + _cell(own_processor, processor)
+            print(f"{name:32}{cells}{memory:9.0f} MB{memory / pattern:10.1%}", flush=True)
+
+
+def _cell(seconds: float, base: float) -> str:
+    return f"{1e3 * seconds:11.1f} ms {seconds / base:5.2f} ×"
+
+
+if __name__ == "__main__":
+    main()
