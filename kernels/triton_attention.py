@@ -32,6 +32,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _INTERPRETED = triton.knobs.runtime.interpret
 
 
+@torch.compiler.disable  # launches are planned in Python, from values on the device
 def triton_attention(
     q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, sink_logits: Tensor | None, request: StatisticsRequest
 ) -> AttentionOutput:

@@ -283,3 +283,37 @@ def test_padding_longer_than_a_tile_of_the_operator():
         alone = attention(*[q[:, :, 1400:]] * 3, mask=AttentionMask())
         torch.testing.assert_close(found.z[:, :, 1400:], alone.z)
         assert (found.lse[:, :, :1400] == -torch.inf).all() and not found.z[:, :, :1400].any()
+
+
+@pytest.mark.parametrize("d_head", [1, 40, 64, 72, 96, 128, 256])
+@pytest.mark.parametrize("heads", [(9, 3), (8, 1)])
+def test_head_dimensions_and_groups(d_head, heads, oracle):
+    """Sizes of real models; windows and n_q ≠ n_k take the tiles, the plain causal case torch's operator."""
+    generator = torch.Generator().manual_seed(d_head)
+    k, v = (torch.randn(1, heads[1], 150, d_head, generator=generator) for _ in range(2))
+    request = StatisticsRequest(entropy=True, received=True, offsets=(1,), max_weight=True)
+    for n_queries, mask in ((150, AttentionMask()), (150, AttentionMask(window=40, n_global=2)), (60, AttentionMask())):
+        q = torch.randn(1, heads[0], n_queries, d_head, generator=generator)
+        found = attention(q, k, v, mask=mask, statistics=request)
+        exact = attention(q.double(), k.double(), v.double(), mask=mask, statistics=request, backend="reference")
+        torch.testing.assert_close(found.z.double(), exact.z, rtol=1e-4, atol=1e-5)
+        for name in ("entropy", "received", "offset_mass", "max_weight"):
+            torch.testing.assert_close(found.statistics[name].double(), exact.statistics[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [AttentionMask(), AttentionMask(window=9)], ids=["flash", "tiles"])
+def test_torch_compile_changes_nothing(mask):
+    """Dynamo breaks its graph where it must: outputs, statistics and gradients stay what they are."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 8, requires_grad=True) for _ in range(3))
+
+    def step(q, k, v):
+        found = attention(2 * q, k, v, mask=mask, statistics=StatisticsRequest(entropy=True))
+        return found.z.sin(), found.statistics["entropy"] + 1
+
+    expected, found = step(q, k, v), torch.compile(step, backend="aot_eager")(q, k, v)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    gradients = [torch.autograd.grad(z.sum(), (q, k, v)) for z, _ in (expected, found)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -249,3 +249,30 @@ def test_weights_keep_their_digits_at_large_scores(spread):
     for name, more in (("entropy", 0), ("max_weight", 0), ("received", 0), ("sink_mass", 4), ("match_mass", 4)):
         error, usual = ((x[name] - exact[name]).abs().max() for x in (found, plain))
         assert error <= 2 * usual + 2e-5 + more * rounding, f"{name}: {error:.1e}, of a plain softmax {usual:.1e}"
+
+
+def test_torch_compile_changes_nothing():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 16, requires_grad=True) for _ in range(3))
+
+    def step(q, k, v):
+        found = attention(2 * q, k, v, mask=AttentionMask(), statistics=StatisticsRequest(entropy=True), backend="triton")
+        return found.z.sin(), found.statistics["entropy"] + 1
+
+    expected, found = step(q, k, v), torch.compile(step, backend="aot_eager")(q, k, v)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    gradients = [torch.autograd.grad(z.sum(), (q, k, v)) for z, _ in (expected, found)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_functional_transforms_are_refused():
+    """torch.func cannot see into the kernels: it says so instead of giving a wrong gradient."""
+    q = torch.randn(1, 1, 20, 16)
+
+    def total(q):
+        return attention(q, q, q, mask=AttentionMask(), backend="triton").z.sum()
+
+    with pytest.raises(RuntimeError, match="functorch|setup_context"):
+        torch.func.grad(total)(q)
