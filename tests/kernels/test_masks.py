@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.kernels import AttentionMask
+from workbench.kernels.checks import check_scores
 from workbench.kernels.masks import KeyGrid
+from workbench.kernels.triton_plan import Plan, edges
 
 
 @st.composite
@@ -79,6 +81,24 @@ def test_spans_hold_every_visible_pair_once(drawn, row_block, size, period, bloc
                 assert span.start // grid.period == (span.stop - 1) // grid.period
             seen[span.start : span.stop] = True
         assert not (visible[sequence, rows] & ~seen).any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(masks(), st.sampled_from([(1, 1), (3, 2), (5, 4), (4, 16)]), st.sampled_from([(1, 1), (4, 2), (6, 4)]))
+def test_tiles_of_rows_hold_every_row_that_sees_a_tile_of_columns(drawn, row_cut, column_cut):
+    """What the passes by columns rely on; for a causal mask or a window they visit no other tile."""
+    mask, n_queries, n_keys = drawn
+    q, k = torch.zeros(2, 1, n_queries, 1), torch.zeros(2, 1, n_keys, 1)
+    plan = Plan.of(q, k, check_scores(q, k, mask, None, None, None, None))
+    rows, columns = edges(n_queries, *row_cut, q.device), edges(n_keys, *column_cut, q.device)
+    first, end = plan.row_tiles(rows, columns)  # [batch, column tile] each
+    visible = everywhere(mask.bind(2, n_queries, n_keys))
+    simple = mask.documents is None and mask.query_padding is None and mask.key_padding is None and not mask.n_global
+    for b, c, r in itertools.product(range(2), range(columns.shape[1]), range(rows.shape[1])):
+        inside = visible[b, rows[0, r] : rows[1, r], columns[0, c] : columns[1, c]]
+        visited = first[b, c] <= r < end[b, c]
+        assert visited or not inside.any()
+        assert inside.any() or not visited or not simple or not inside.numel()
 
 
 def test_spans_skip_and_unmask_what_they_can():

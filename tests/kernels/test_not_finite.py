@@ -7,10 +7,12 @@ import torch
 
 from workbench.kernels import AttentionMask, StatisticsRequest, attention
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in Triton's interpreter
+
 ROW = 5
 
 
-@pytest.mark.parametrize("backend", ["reference", "streaming"])
+@pytest.mark.parametrize("backend", ["reference", "streaming", "triton"])
 @pytest.mark.parametrize("what", ["query", "key"])
 def test_nan_reaches_exactly_the_rows_that_see_it(backend: str, what: str) -> None:
     torch.manual_seed(0)

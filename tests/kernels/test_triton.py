@@ -256,7 +256,9 @@ def test_torch_compile_changes_nothing():
     q, k, v = (torch.randn(1, 2, 40, 16, requires_grad=True) for _ in range(3))
 
     def step(q, k, v):
-        found = attention(2 * q, k, v, mask=AttentionMask(), statistics=StatisticsRequest(entropy=True), backend="triton")
+        found = attention(
+            2 * q, k, v, mask=AttentionMask(), statistics=StatisticsRequest(entropy=True), backend="triton"
+        )
         return found.z.sin(), found.statistics["entropy"] + 1
 
     expected, found = step(q, k, v), torch.compile(step, backend="aot_eager")(q, k, v)
