@@ -174,7 +174,8 @@ class VisibleKeys:
     def visible(self, batch: Index, row: Tensor, column: Tensor) -> Tensor:
         """Whether the key of a column is visible to the query of a row; index tensors broadcast against each other."""
         inside = (column >= self.first[batch, row]) & (column < self.end[batch, row])
-        inside |= (column >= self.global_first[batch, row]) & (column < self.global_end[batch, row])
+        if self.has_global:
+            inside |= (column >= self.global_first[batch, row]) & (column < self.global_end[batch, row])
         if self.key_padding is not None:
             inside &= self.key_padding[batch, column]
         return inside

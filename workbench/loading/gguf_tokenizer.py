@@ -144,6 +144,8 @@ def _wrap(tokenizer: Tokenizer, tokens: Sequence[str], fields: Mapping[str, Any]
     named: dict[str, str] = {}
     for key, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
         index = fields.get(f"tokenizer.ggml.{key}_token_id")
+        if key == "bos" and fields.get("tokenizer.ggml.pre") == "qwen2":
+            continue  # such files name a token that Qwen2 never starts with
         if index is not None:
             if not 0 <= index < len(tokens):
                 raise CorruptWeightsError(f"{described_as}: {key}_token_id is {index}, of {len(tokens)} tokens")

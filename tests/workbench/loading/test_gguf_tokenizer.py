@@ -111,6 +111,13 @@ def test_special_tokens() -> None:
     assert tokenizer.decode([last, 0], skip_special_tokens=True) == USER_DEFINED
 
 
+def test_qwen2_has_no_bos_whatever_its_file_names() -> None:
+    """As transformers' own tokenizer of Qwen2 has none."""
+    assert _fields("qwen2")["tokenizer.ggml.bos_token_id"] is not None
+    assert _built("qwen2").bos_token is None
+    assert _built("gpt-2").bos_token is not None
+
+
 def test_llama_3_takes_whole_words_before_it_merges() -> None:
     """A word that is a token needs no merges that lead to it."""
     fields = _fields("llama-bpe")
