@@ -37,7 +37,14 @@ TARGETS = {
 }
 LIMITS = {"sm_80": 166_912, "sm_90": 232_448, "gfx942": 65_536}  # bytes of shared memory (LDS) a program may have
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-KERNELS = ("forward", "forward with statistics", "probe", "columns", "query gradient", "key gradient")
+FORWARDS = {
+    "forward": StatisticsRequest(),
+    "forward, entropy": StatisticsRequest(entropy=True),
+    "forward, maximum": StatisticsRequest(max_weight=True),
+    "forward, distance": StatisticsRequest(mean_distance=True),
+    "forward, all three": StatisticsRequest(entropy=True, max_weight=True, mean_distance=True),
+}
+KERNELS = (*FORWARDS, "probe", "columns", "query gradient", "key gradient")
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,8 @@ def launches(kernel: str, d_head: int, dtype: torch.dtype, vendor: str) -> list[
     rows = torch.empty(2, 4, n)
     recorder = _Recorder()
     with patch.object(triton_passes, "launch", recorder), patch.object(launch, "VENDOR", vendor):
-        if kernel.startswith("forward"):
-            on = kernel == "forward with statistics"
-            request = StatisticsRequest(entropy=on, max_weight=on, mean_distance=on)
-            triton_passes.run_forward(q, k, k, None, plan, request)
+        if kernel in FORWARDS:
+            triton_passes.run_forward(q, k, k, None, plan, FORWARDS[kernel])
         elif kernel.endswith("gradient"):
             triton_passes.run_backward(q, k, k, q, rows, rows, rows, plan)
             recorder[:] = [recorder[kernel == "key gradient"]]

@@ -25,7 +25,7 @@ def resources(tmp_path, *options):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_forward_and_columns_neither_spill_nor_outgrow_shared_memory(tmp_path, target):
-    kernels = ("forward", "forward with statistics", "columns")
+    kernels = ("forward", "forward, all three", "columns")
     found = resources(
         tmp_path, "--targets", target, "--kernels", *kernels, "--widths", "64", "128", "--dtypes", "float16"
     )
