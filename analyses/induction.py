@@ -22,7 +22,7 @@ from workbench.analyses.labels import INDUCTION_SCORES
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
-from workbench.analyses.scores import SCORES, earlier_occurrences, measure_heads
+from workbench.analyses.scores import SCORES, earlier_occurrences, measure_heads, reaches
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,8 +37,8 @@ class InductionHeads(Result):
 
     - *induction*: the loss of repeated tokens rises when the head is ablated alone.
     - *anti-induction*: it falls.
-    - *redundant*: neither counts, but it rises when the head is ablated after all its peers, the other heads above
-      ``settings["pattern_threshold"]``.
+    - *redundant*: neither counts, but it rises when the head is ablated after all its peers, the other heads that
+      reach ``settings["pattern_threshold"]``.
     - *pattern only*: the pattern without any such effect.
     - *no pattern*: prefix matching below the threshold; nothing is claimed.
     - *untested*: there is no control head, or one sequence only and so no standard error.
@@ -61,6 +61,12 @@ class InductionHeads(Result):
     def control_effect(self) -> float:
         """The largest |effect| of a control under mean ablation, but at least 0.01 nats per token; NaN without."""
         return control_effect(self["mean_effect"][self["is_control"]])
+
+    def control_effect_in_words(self) -> str:
+        """``control_effect``, and whether a control or the floor sets it."""
+        at_floor = self.control_effect == LEAST_EFFECT
+        source = "the least that counts, as no control has more" if at_floor else "the largest effect of a control"
+        return f"{self.control_effect:.3f} nats, {source} under mean ablation"
 
     def to_frame(self, *axes: str) -> pd.DataFrame:
         """As of any result; the table of all heads also has the effects and the verdict of those that were ablated."""
@@ -85,6 +91,7 @@ class InductionHeads(Result):
         return "\n".join(lines)
 
     def _ablation_lines(self) -> list[str]:
+        threshold = self.settings["pattern_threshold"]
         lines = [f"{'ablated alone':<16}{'prefix':>7}{'mean':>9}{'zero':>9}{'after peers':>13}  verdict"]
         for place, name in enumerate(self.coordinates["ablated"]):
             peer = self["peer_effect"][place]
@@ -93,14 +100,17 @@ class InductionHeads(Result):
                 f"{self['mean_effect'][place]:>+9.3f}{self['zero_effect'][place]:>+9.3f}"
                 f"{'–' if np.isnan(peer) else f'{peer:+.3f}':>13}  {self['verdict'][place]}"
             )
-        lines.append("Effects are changes of the repeated tokens' loss in nats per token.")
+        lines.append(
+            "Effects are changes of the repeated tokens' loss in nats per token; means are those of "
+            f"{self.replacement_in_words()}."
+        )
         if np.isnan(self.control_effect):
             return lines
         lines.append(
-            f"Without all {(self['prefix_matching'] >= self.settings['pattern_threshold']).sum()} heads above prefix "
-            f"matching {self.settings['pattern_threshold']}: {float(self['group_effect']):+.3f}. "
+            f"Without all {reaches(self['prefix_matching'], threshold).sum()} heads with a prefix matching of "
+            f"{threshold} or more: {float(self['group_effect']):+.3f}. "
             + (
-                f"An effect counts two standard errors beyond {self.control_effect:.3f} (controls)."
+                f"An effect counts two standard errors beyond {self.control_effect_in_words()}."
                 if self.provenance.n_sequences > 1
                 else "One sequence gives no standard error to judge effects by: take two or more."
             )
@@ -147,15 +157,17 @@ class InductionHeads(Result):
             theme=theme,
         )
         note = (
-            "Mean ablation replaces the head's output by its mean per position on other sequences, zero ablation by "
-            f"zeros. {self._errors('Bars')}"
+            f"Mean ablation replaces the head's output by its mean per position on {self.replacement_in_words()}, zero "
+            f"ablation by zeros. {self._errors('Bars')}"
         )
         if np.isfinite(self.control_effect):
-            note += (
-                " Controls: random heads of the same layers, grey as far as their mean ablation moves the loss, but at "
-                f"least {LEAST_EFFECT}."
-            )
+            note += f" Controls: random heads of the same layers. Grey: ± {self.control_effect_in_words()}."
         return Drawing(figure, "What the loss of repeated tokens does without each head", note)
+
+    def replacement_in_words(self) -> str:
+        """The sequences whose mean outputs replace those of ablated heads."""
+        n, seed = self.settings["n_replacement_sequences"], self.settings["replacement_seed"]
+        return f"{n} other sequence{'s' if n > 1 else ''} of the same kind (seed {seed})"
 
     def _errors(self, what: str) -> str:
         n = self.provenance.n_sequences
@@ -181,9 +193,9 @@ def induction_heads(
        al. 2022; previous and duplicate tokens after Wang et al. 2022).
     2. The loss of each copy is taken at the same tokens: those whose predecessor repeats as well.
     3. The ``n_ablated`` heads with the highest prefix matching are ablated one by one, with zeros and with their mean
-       output per position on other sequences of the same kind. Controls are random heads without the pattern, one for
-       each with it, from the same layers. With means, all heads above ``pattern_threshold`` are ablated together as
-       well, and all but each of them.
+       output per position on as many other sequences of the same kind (``seed + 1``). Controls are random heads
+       without the pattern, one for each with it, from the same layers. With means, all heads that reach
+       ``pattern_threshold`` are ablated together as well, and all but each of them.
 
     Args:
         model: a HookedTransformer, or a TransformerBridge.
@@ -218,8 +230,10 @@ def induction_heads(
     progress(share + 0.1, "loss of every token")
     quantities |= _loss_quantities(prompts, losses)
     coordinates: dict[str, Sequence[str | int]] = {"copy": list(range(1, n_copies + 1))}
+    chosen = kind | {"seed": seed, "n_ablated": n_ablated, "pattern_threshold": pattern_threshold}
     if n_ablated:
         others = repeated_random_tokens(model, **kind, seed=seed + 1)
+        chosen |= {"replacement_seed": seed + 1, "n_replacement_sequences": n_sequences}
         coordinates["ablated"], found = ablation_check(
             model,
             Repetition(prompts, others, losses),
@@ -233,7 +247,7 @@ def induction_heads(
     return InductionHeads(
         quantities=quantities,
         provenance=provenance(model, sequences),
-        settings=kind | {"seed": seed, "n_ablated": n_ablated, "pattern_threshold": pattern_threshold},
+        settings=chosen,
         coverage={name: score.coverage for name, score in scores.items()},
         coordinates=coordinates,
     )

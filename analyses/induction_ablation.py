@@ -13,6 +13,7 @@ from workbench.analyses.interventions import Ablation, Head, ablated_losses, mea
 from workbench.analyses.prompts import RepeatedTokens
 from workbench.analyses.result import Quantity
 from workbench.analyses.running import Progress
+from workbench.analyses.scores import reaches
 
 LEAST_EFFECT = 0.01  # nats per token; a smaller change of the loss is none, whatever the controls do
 
@@ -49,10 +50,11 @@ def ablation_check(
         The names of the ablated heads, and the quantities along the axis "ablated".
     """
     prompts, rows = repetition.prompts, repetition.prompts.predictable
+    has_pattern = reaches(scores, threshold)
     candidates = highest(scores, n_candidates)
-    group = highest(scores, int((scores >= threshold).sum()))
+    group = highest(scores, int(has_pattern.sum()))
     tested = [head for head in candidates if head in group]
-    allowed = scores < threshold
+    allowed = ~has_pattern
     allowed[tuple(np.array(candidates).T)] = False
     ablated = candidates + control_heads(tested, allowed, seed)
     is_control = np.arange(len(ablated)) >= len(candidates)
@@ -74,7 +76,7 @@ def ablation_check(
     verdicts = ["control"] * n
     for place, head in enumerate(candidates):
         found = (mean[place], mean_error[place]), (peer[place], peer_error[place])
-        verdicts[place] = verdict(scores[head] >= threshold, *found, control)
+        verdicts[place] = verdict(has_pattern[head], *found, control)
     names = [
         f"L{layer}H{head}{' (control)' if c else ''}" for (layer, head), c in zip(ablated, is_control, strict=True)
     ]
@@ -85,7 +87,7 @@ def ablation_check(
         **_effect("mean", mean, mean_error, f"{_REPLACED} its mean per position on other sequences"),
         **_effect("zero", zero, zero_error, f"{_REPLACED} zeros"),
         **_effect("peer", peer, peer_error, f"further {_REPLACED} its mean, after those of all its peers"),
-        "group_effect": Quantity(effects[n].mean(), (), _UNIT, "mean_effect of all heads above the threshold together"),
+        "group_effect": Quantity(effects[n].mean(), (), _UNIT, "mean_effect of all heads with the pattern together"),
     }
 
 

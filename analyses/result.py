@@ -106,7 +106,7 @@ class Result:
         quantities: name → Quantity; axes of the same name have the same length.
         coordinates: axis → the labels or numbers of its entries, where they are not 0, 1, 2, ….
         settings: the options of the analysis, seeds included, as JSON types.
-        coverage: name → share of the real query rows that a mean is taken over.
+        coverage: name → share of the real query rows (of the real keys, for a rate of keys) that a mean is taken over.
         provenance: model, inputs and software.
     """
 

@@ -16,6 +16,9 @@ from workbench.kernels import MatchLabels, StatisticsRequest, match_labels
 
 MIN_FOR_INTERVAL = 20  # sequences
 N_RESAMPLES = 1000
+# What lies on a threshold on paper, as α = 0.05 of a key that one of 20 queries looks at, must not fall on a side of it
+# by rounding: float32 holds 0.05 with an error of 1.5e-8 of it, and means of float32 weights err by some 1e-6.
+ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,16 @@ SCORES: dict[str, ScoreDefinition] = {
         "mean over sequences",
     ),
 }
+
+
+def exceeds(values: np.ndarray, threshold: float) -> np.ndarray:
+    """Where float32 values are above a threshold, by more than they may be off."""
+    return values > threshold * (1 + ROUNDING)
+
+
+def reaches(values: np.ndarray, threshold: float) -> np.ndarray:
+    """Where float32 values are at a threshold, as far as they are known, or above it."""
+    return values >= threshold * (1 - ROUNDING)
 
 
 @dataclass(frozen=True, eq=False)

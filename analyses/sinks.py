@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.analyses.labels import SINK_SCORES
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
+from workbench.analyses.scores import exceeds
 from workbench.kernels import StatisticsRequest
 
 MIN_LATER_QUERIES = 16
@@ -24,6 +25,7 @@ TOKEN_KINDS = ("first token", "special", "white space", "punctuation", "digits",
 class AttentionSinks(Result):
     """α [layer, head, key] and sink rates by position; sink mass and norms [layer, head].
 
+    ``coverage["sink_rate"]`` is the share of the real keys that have enough later queries to count.
     "The sink" is the position ``settings["sink_position"]``: the one with the highest sink rate unless it was given.
     """
 
@@ -119,7 +121,8 @@ def attention_sinks(
 
     Per sequence, head and key j, α_j is the mean of p_ij over the real queries i ≥ j among the first ``n_tokens``
     tokens; key j is a sink of the head where α_j > ``epsilon``; its sink rate is the share of sequences, layers and
-    heads in which it is one. Only keys with at least 16 later queries count.
+    heads in which it is one. Only keys with at least 16 later queries count. An α that differs from ``epsilon`` by no
+    more than float32 rounding counts as equal to it.
 
     Args:
         model: a HookedTransformer, or a TransformerBridge (O(n²) memory, sequences of one length).
@@ -150,7 +153,7 @@ def attention_sinks(
         )
     measured = _measure(model, sequences, sink_keys, progress)
     alpha = np.where(_countable(sequences)[:, None, None], measured.received, np.nan)  # [sequence, layer, head, key]
-    above = np.where(np.isnan(alpha), np.nan, alpha > epsilon)
+    above = np.where(np.isnan(alpha), np.nan, exceeds(alpha, epsilon))
     rate = _mean(above, (0, 1, 2))  # [key]
     position = int(np.nanargmax(rate)) if sink_position is None else sink_position
     if not 0 <= position < len(rate) or np.isnan(rate[position]):
@@ -175,7 +178,7 @@ def attention_sinks(
             "sink_position": position,
             "sink_keys": sink_keys,
         },
-        coverage={"sink_rate": float(_countable(sequences).sum() / sequences.real.sum())},
+        coverage={"sink_rate": int(_countable(sequences).sum()) / int(sequences.real.sum())},
         coordinates=coordinates,
     )
 

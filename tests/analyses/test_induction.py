@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import InductionHeads, induction_heads, repeated_random_tokens
-from workbench.analyses.induction_ablation import control_heads, verdict
+from workbench.analyses.induction_ablation import Repetition, ablation_check, control_heads, verdict
 from workbench.analyses.interventions import Ablation, ablated_losses, mean_head_outputs
 
 LENGTH = 20
@@ -86,7 +87,7 @@ def test_peers_are_all_heads_with_the_pattern(hand_built_model: Callable[..., Ho
     )
     assert found["verdict"][0] == "redundant"  # its twin stands in for it, and is not ablated alone here
     assert found["mean_effect"][0] < 0.01 and found["peer_effect"][0] > 2
-    assert "Without all 2 heads above" in found.summary()
+    assert "Without all 2 heads with" in found.summary()
 
 
 def test_the_feeding_head_costs_as_much_as_the_induction_head(
@@ -179,6 +180,39 @@ def test_controls_come_from_the_same_layers_without_the_pattern() -> None:
 )
 def test_verdicts(has_pattern: bool, alone: tuple, peer: tuple, control: float, expected: str) -> None:
     assert verdict(has_pattern, alone, peer, control) == expected
+
+
+def test_a_score_that_equals_the_threshold_on_paper_has_the_pattern(random_model: HookedTransformer) -> None:
+    prompts, others = (repeated_random_tokens(random_model, length=8, n_sequences=2, seed=seed) for seed in (0, 1))
+    losses = ablated_losses(random_model, prompts.tokens, prompts.predictable, [Ablation()])[0]
+    scores = np.zeros((3, 4))
+    scores[1, :3] = np.float32(0.7), 0.7, 0.6999  # float32(0.7) < 0.7
+    names, found = ablation_check(
+        random_model, Repetition(prompts, others, losses), scores, n_candidates=3, threshold=0.7, seed=0,
+        progress=lambda share, message: None,
+    )  # fmt: skip
+    verdict_of = dict(zip(names, found["verdict"].values.tolist(), strict=True))
+    assert verdict_of["L1H2"] == "no pattern"
+    assert "no pattern" not in (verdict_of["L1H0"], verdict_of["L1H1"])
+
+
+def test_it_is_said_what_an_effect_must_exceed_and_what_replaces_an_output(
+    hand_built_model: Callable[..., HookedTransformer],
+) -> None:
+    options: dict[str, Any] = {"length": LENGTH, "n_sequences": 4, "seed": 5, "n_ablated": 2}
+    found = induction_heads(hand_built_model(LENGTH), **options)
+    assert (found.settings["replacement_seed"], found.settings["n_replacement_sequences"]) == (6, 4)
+    for text in (found.summary(), found._draw_ablation().note):
+        assert "4 other sequences of the same kind (seed 6)" in text
+    largest = np.abs(found["mean_effect"][found["is_control"]]).max()
+    assert largest < 0.01 and "0.010 nats, the least that counts, as no control has more" in found.summary()
+    effects = found.quantities["mean_effect"]
+    larger = np.where(found["is_control"], 0.25, found["mean_effect"])
+    of_large_controls = dataclasses.replace(
+        found, quantities=found.quantities | {"mean_effect": dataclasses.replace(effects, values=larger)}
+    )
+    for text in (of_large_controls.summary(), of_large_controls._draw_ablation().note):
+        assert "0.250 nats, the largest effect of a control under mean ablation" in text and "least" not in text
 
 
 def test_one_sequence_claims_nothing(hand_built_model: Callable[..., HookedTransformer]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -150,3 +151,23 @@ def test_sink_rates_by_kind_of_token(random_model: HookedTransformer, monkeypatc
 def test_bad_options_are_refused(random_model: HookedTransformer, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         attention_sinks(random_model, **({"tokens": torch.arange(40)} | options))
+
+
+@pytest.mark.parametrize(("epsilon", "n_above"), [(0.05, 38), (0.1, 24), (0.15, 16)])
+def test_a_weight_that_equals_epsilon_on_paper_is_not_above_it(epsilon: float, n_above: int) -> None:
+    # Of 20 queries, one, two or three look at key 0 in several heads: there α_0 is 1, 2 or 3 / 20 but for rounding.
+    draw = random.Random(2)
+    tokens = torch.tensor([draw.sample(range(2, 1700), 20) for _ in range(3)])
+    models = [HookedTransformer.from_pretrained("demo", dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    single, double = (attention_sinks(model, tokens, epsilon=epsilon, sink_position=0) for model in models)
+    # Of 3 sequences × 16 heads, so many have an α_0 in float64 that exceeds ε by more than 1e-6 of it.
+    alpha = np.stack([attention_sinks(models[1], row, sink_position=0)["alpha"][..., 0] for row in tokens])
+    assert (alpha / epsilon - 1 > 1e-6).sum() == n_above
+    for found in (single, double):
+        assert found["sink_rate"][0] == n_above / 48
+        np.testing.assert_array_equal(found["head_sink_rate"], (alpha / epsilon - 1 > 1e-6).mean(axis=0))
+        assert found["sink_rate_by_kind"][TOKEN_KINDS.index("first token")] == n_above / 48
+
+
+def test_coverage_is_the_share_of_keys_that_count(random_model: HookedTransformer) -> None:
+    assert attention_sinks(random_model, torch.arange(20)).coverage["sink_rate"] == 4 / 20  # as float64 has it
