@@ -38,15 +38,32 @@ class HeadPattern(Result):
 
     def summary(self) -> str:
         settings = self.settings
-        received = self["received"] / len(self["entropy"])
-        most = int(received.argmax())
+        over = "" if self._shows_all_keys else ", over all keys"
+        largest = f"mean largest weight {self['max_weight'].mean():.3f}{over}"
         return "\n".join((
             self.provenance.sentence(),
             f"L{settings['layer']}H{settings['head']}. {self._shown()}",
-            f"Mean entropy {self['entropy'].mean():z.3f} nats, mean largest weight {self['max_weight'].mean():.3f}.",
-            f"Most attended: {self.coordinates['key'][most]!r} at {settings['keys'][0] + most}, with "
-            f"{received[most]:.1%} of the weight of these queries.",
+            f"Mean entropy {self['entropy'].mean():z.3f} nats, {largest}.",
+            self._most_attended(),
         ))  # fmt: skip
+
+    @property
+    def _shows_all_keys(self) -> bool:
+        """Whether every key that the shown queries may see is shown."""
+        first_key, end_key = self.settings["keys"]
+        return first_key == 0 and end_key >= self.settings["queries"][1]
+
+    def _most_attended(self) -> str:
+        received, first_key = self["received"] / len(self["entropy"]), self.settings["keys"][0]
+        if not received.any():
+            later = ", which come later" if first_key >= self.settings["queries"][1] else ""
+            return f"These queries give no weight to the keys shown{later}."
+        most = int(received.argmax())
+        of = "" if self._shows_all_keys else " of the keys shown"
+        return (
+            f"Most attended{of}: {self.coordinates['key'][most]!r} at {first_key + most}, with {received[most]:.1%} of "
+            "the weight of these queries."
+        )
 
     def _draw_pattern(self, *, scale: str = "linear", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -60,7 +77,8 @@ class HeadPattern(Result):
             key_labels=self._labels("key", "keys", columns),
             query_marginal=_block_sums(self["entropy"], rows) / _block_sums(np.ones(len(self["entropy"])), rows),
             key_marginal=_block_sums(self["received"], columns),
-            query_marginal_label="entropy (nats)",
+            block=(rows, columns),
+            query_marginal_label="entropy (nats)" if rows == 1 else "mean entropy<br>(nats)",
             key_marginal_label="received<br>(queries)",
             label=label,
             scale=scale,
@@ -69,7 +87,8 @@ class HeadPattern(Result):
         return Drawing(
             figure,
             f"Attention pattern of L{settings['layer']}H{settings['head']}",
-            f"{self._shown()} Bars: the sum of the weights on each key, and the entropy of each query's weights.",
+            f"{self._shown()} Bars: the sum of the weights on {'each key' if columns == 1 else 'all keys of a block'}, "
+            f"and the {'entropy of each query' if rows == 1 else 'mean entropy of the queries of a block'}.",
         )
 
     def _shown(self) -> str:

@@ -26,6 +26,7 @@ def pattern_map(
     query_marginal_label: str,
     key_marginal_label: str,
     label: str,
+    block: tuple[int, int] = (1, 1),
     scale: str = "linear",
     theme: str = "light",
 ) -> go.Figure:
@@ -34,6 +35,8 @@ def pattern_map(
     Args:
         cells: [query, key], NaN where the mask hides the whole cell; the figure grows until each has a pixel.
         query_labels, key_labels: unique, one per row and column.
+        query_marginal, key_marginal: a number per row and per column.
+        block: queries and keys of a cell.
         scale: "sqrt" colours by the square root, which shows what a dominant sink column hides.
     """
     if scale not in ("linear", "sqrt"):
@@ -43,17 +46,13 @@ def pattern_map(
         horizontal_spacing=0.015, vertical_spacing=0.015,
     )  # fmt: skip
     apply_style(figure, theme, height=660)
+    query, key = ("query" if block[0] == 1 else "queries"), ("key" if block[1] == 1 else "keys")
     bars = {"marker": {"color": THEMES[theme].series[0], "line_width": 0}}
+    of_key, of_query = f"{key} %{{x}}: %{{y:.4f}}<extra></extra>", f"{query} %{{y}}: %{{x:.4f}}<extra></extra>"
+    figure.add_trace(go.Bar(x=list(key_labels), y=key_marginal, hovertemplate=of_key, **bars), 1, 1)
     figure.add_trace(
-        go.Bar(x=list(key_labels), y=key_marginal, hovertemplate="key %{x}: %{y:.4f}<extra></extra>", **bars), 1, 1
+        go.Bar(x=query_marginal, y=list(query_labels), orientation="h", hovertemplate=of_query, **bars), 2, 2
     )
-    figure.add_trace(
-        go.Bar(
-            x=query_marginal, y=list(query_labels), orientation="h",
-            hovertemplate="query %{y}: %{x:.4f}<extra></extra>", **bars,
-        ),
-        2, 2,
-    )  # fmt: skip
     ticks = np.array([0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0] if scale == "sqrt" else [0, 0.2, 0.4, 0.6, 0.8, 1.0])
     heatmap = go.Heatmap(
         z=np.sqrt(cells) if scale == "sqrt" else cells,
@@ -64,10 +63,10 @@ def pattern_map(
         zmax=1,
         colorbar=colourbar(f"{label} (√ colour)" if scale == "sqrt" else label)
         | {"tickvals": np.sqrt(ticks) if scale == "sqrt" else ticks, "ticktext": ticks},
-        hovertemplate="query %{y}<br>key %{x}<br>%{z:.4f}<extra></extra>",
+        hovertemplate=f"{query} %{{y}}<br>{key} %{{x}}<br>%{{z:.4f}}<extra></extra>",
     )
     if scale == "sqrt":
-        heatmap.update(customdata=cells, hovertemplate="query %{y}<br>key %{x}<br>%{customdata:.4f}<extra></extra>")
+        heatmap.update(customdata=cells, hovertemplate=heatmap.hovertemplate.replace("%{z", "%{customdata"))
     figure.add_trace(heatmap, 2, 1)
     longest = max(len(query_labels), len(key_labels))
     if longest > CELLS_THAT_FIT:

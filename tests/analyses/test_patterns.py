@@ -95,6 +95,49 @@ def test_a_thin_stripe_survives_pooling(
     assert np.nanmax(found["weight"]) == pytest.approx(whole.max(), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "most", "about"),
+    [
+        ((0, N), (0, N), (0, N), "Most attended:"),
+        ((5, 20), (0, 20), (0, 20), "Most attended:"),  # the keys not shown are hidden from these queries
+        ((5, 20), (3, 9), (3, 9), "Most attended of the keys shown:"),
+        ((5, 20), (0, 19), (0, 19), "Most attended of the keys shown:"),
+        ((5, 20), (15, 30), (15, 20), "Most attended of the keys shown:"),
+    ],
+)
+def test_the_most_attended_key_is_one_of_those_shown(
+    random_model: HookedTransformer, tokens: torch.Tensor, whole: np.ndarray, queries, keys, most, about
+) -> None:
+    found = head_pattern(random_model, tokens, LAYER, HEAD, queries=queries, keys=keys)
+    means = whole[slice(*queries), slice(*most)].mean(axis=0)
+    expected = f"{about} '#{tokens[most[0] + means.argmax()]}' at {most[0] + means.argmax()}, with {means.max():.1%} of"
+    assert expected in found.summary()
+    assert ("over all keys" in found.summary()) == ("of the keys shown" in about)
+
+
+def test_nothing_is_most_attended_where_no_key_is_visible(
+    random_model: HookedTransformer, tokens: torch.Tensor
+) -> None:
+    found = head_pattern(random_model, tokens, LAYER, HEAD, queries=(5, 20), keys=(20, 30))
+    assert found.summary().endswith("These queries give no weight to the keys shown, which come later.")
+
+
+def test_bars_of_blocks_are_told_from_bars_of_tokens(random_model: HookedTransformer, tokens: torch.Tensor) -> None:
+    def told(max_cells: int, **ranges: Any) -> tuple[str, list[str]]:
+        drawing = head_pattern(random_model, tokens, LAYER, HEAD, max_cells=max_cells, **ranges)._draw_pattern()
+        return drawing.note, [trace.hovertemplate for trace in drawing.figure.data]
+
+    note, hovers = told(N)
+    assert note.endswith("Bars: the sum of the weights on each key, and the entropy of each query.")
+    assert all("keys" not in hover and "queries" not in hover for hover in hovers)
+    note, hovers = told(10)
+    assert note.endswith("the weights on all keys of a block, and the mean entropy of the queries of a block.")
+    assert [hover.split(" %")[0] for hover in hovers] == ["keys", "queries", "queries"] and "<br>keys" in hovers[2]
+    note, hovers = told(10, queries=(20, 30))  # one query a cell, but four keys
+    assert note.endswith("the weights on all keys of a block, and the entropy of each query.")
+    assert [hover.split(" %")[0] for hover in hovers] == ["keys", "query", "query"] and "<br>keys" in hovers[2]
+
+
 LONG = """
 import resource, torch
 from workbench import HookedTransformer, TransformerConfig
