@@ -157,7 +157,14 @@ def score_scatter(result: Any, view: View, scheme: str) -> go.Figure:
 
 
 def no_value(score: str) -> str:
-    return f"No token of this text occurs twice, so<br>“{HEAD_SCORES[score]}” has no value. Choose another score."
+    """Why a score has no value on a text."""
+    if score == "duplicate_token":
+        reason = "No token of this text occurs twice"
+    elif score.startswith("prefix_matching"):  # what follows a token that comes again at once is that token itself
+        reason = "No token of this text comes again with others in between"
+    else:
+        reason = "This text is a single token"
+    return f"{reason}, so<br>“{HEAD_SCORES[score]}” has no value. Choose another score."
 
 
 def score_table(result: Any) -> tuple[list[dict], list[dict]]:

@@ -38,8 +38,8 @@ DEFINITIONS = (
     ),
     (
         "Ablation",
-        "Change of the repeated tokens' loss when a head's output is replaced by its mean per position on other "
-        "sequences, or by zeros. Random heads of the same layers are the controls.",
+        "Change of the repeated tokens' loss when a head's output is replaced by its mean per position on as many "
+        "other sequences (those of the next seed), or by zeros. Random heads of the same layers are the controls.",
     ),
     (
         "With peers",
@@ -48,11 +48,14 @@ DEFINITIONS = (
     ),
     (
         "Verdict",
-        "Induction: ablating the head alone costs more than any control. Redundant: it does once its peers are gone. "
-        "Anti-induction: ablating it helps. Pattern only: it attends like one, and nothing depends on it.",
+        "An effect counts when it is two standard errors beyond the largest of a control, or beyond 0.01 nats where "
+        "that is more. Induction: ablating the head alone costs so much. Redundant: it does once its peers are gone. "
+        "Anti-induction: ablating it helps so much. Pattern only: it attends like one, and has no such effect. No "
+        "pattern: its prefix matching is below 0.3.",
     ),
 )
 TALL = 400
+PASSED, FAILED = ("induction", "redundant"), ("anti-induction", "pattern only")  # verdicts of a test that was made
 
 
 def layout(view: View) -> list[Any]:
@@ -108,7 +111,7 @@ def register(app: Dash, services: Services) -> None:
             *score_map(result, view.induction_score, INDUCTION_SCORES, view, scheme, TALL),
             on_card(result.figure("loss", theme=scheme), TALL, revision="loss"),
             on_card(result.figure("ablation", theme=scheme), TALL, revision="ablation"),
-            about_controls(result.control_effect),
+            about_ablation(result),
             numbers_that_matter(result),
             verdict_table(result),
         )
@@ -118,22 +121,25 @@ def register(app: Dash, services: Services) -> None:
 
 def numbers_that_matter(result: Any) -> html.Div:
     (layer, head), losses = result.top(1)[0], result["copy_loss"]
-    verdicts = [str(verdict) for verdict in result["verdict"] if verdict != "control"]
-    passed = sum(verdict in ("induction", "redundant") for verdict in verdicts)
+    tested = [verdict for verdict in result["verdict"] if verdict in PASSED + FAILED]
+    passed = sum(verdict in PASSED for verdict in tested)
     return tiles(
         ("Highest prefix matching", f"{result['prefix_matching'][layer, head]:.2f}", f"L{layer}H{head}"),
         ("Even attention would give", f"{float(result['uniform_prefix_matching']):.2f}", "the score of no pattern"),
         ("Loss at first sight", f"{losses[0]:.2f}", "nats per token"),
         ("Loss at the repetition", f"{losses[1]:.2f}", "nats per token"),
-        ("Pass the test", f"{passed} of {len(verdicts)}", "heads with the highest scores"),
+        ("Pass the test", f"{passed} of {len(tested)}" if tested else "–", "of the highest heads with the pattern"),
     )
 
 
-def about_controls(effect: float) -> str:
-    """What the figure of the ablations shows of the controls."""
-    if np.isnan(effect):
-        return "No other head of these layers is free of the pattern, so there are no controls."
-    return f"Grey: ± {effect:.3f} nats, the largest effect of a random control head under mean ablation, at least 0.01."
+def about_ablation(result: Any) -> str:
+    """What the figure of the ablations shows: the means that it replaces by, and the controls."""
+    means = f"Means are those of {result.replacement_in_words()}."
+    if np.isfinite(result.control_effect):
+        return f"Grey: ± {result.control_effect_in_words()}. {means}"
+    if set(result["verdict"]) == {"no pattern"}:
+        return f"None of these heads has the pattern, so there is nothing to test and no control. {means}"
+    return f"No other head of these layers is free of the pattern, so there are no controls. {means}"
 
 
 def verdict_table(result: Any) -> Any:

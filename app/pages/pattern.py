@@ -37,8 +37,11 @@ DEFINITIONS = (
         "Above 320 tokens a side, a cell stands for a block of tokens. Maximum keeps stripes of one token's width "
         "visible; mean averages over the visible pairs. Zoom in until every cell is one query and one key.",
     ),
-    ("Bars above", "Attention received: what a key gets from the queries shown."),
-    ("Bars at the right", "Entropy of each query's weights in nats: 0 when it looks at one token only."),
+    ("Bars above", "Attention received: what a key, or all keys of a block together, get from the queries shown."),
+    (
+        "Bars at the right",
+        "Entropy of a query's weights in nats, mean over the queries of a block: 0 when it looks at one token only.",
+    ),
     ("√ colour", "Colours by the square root of the weight, to see what a dominant first token outshines."),
 )
 TALL = 640

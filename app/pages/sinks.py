@@ -87,7 +87,7 @@ def numbers_that_matter(result: Any) -> html.Div:
     layer, head = (int(place) for place in np.unravel_index(np.nanargmax(weight), weight.shape))
     others = np.delete(rate, position)
     return tiles(
-        ("Highest sink rate", f"{rate[position]:.0%}", f"of all heads, at position {position}"),
+        ("Highest sink rate", f"{rate[position]:.0%}", f"of sequences × heads, at position {position}"),
         ("At any other position", f"{np.nanmax(others):.0%}" if np.isfinite(others).any() else "–", "at most"),
         ("Weight on it", f"{np.nanmean(weight):.2f}", "mean over all heads"),
         ("Most of all in", f"L{layer}H{head}", f"{weight[layer, head]:.2f} of its weight"),

@@ -16,7 +16,7 @@ from dash import no_update
 from dash.exceptions import PreventUpdate
 
 from workbench import HookedTransformer
-from workbench.analyses import figures, head_pattern, head_statistics, induction_heads
+from workbench.analyses import InductionHeads, figures, head_pattern, head_statistics, induction_heads
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.app import registry
 from workbench.app.components import message, on_card
@@ -82,7 +82,7 @@ def test_the_scores_offered_are_the_scores_there_are(services: Services) -> None
 def test_scores_without_a_value_say_so_and_cannot_be_chosen(tiny: HookedTransformer) -> None:
     result = head_statistics(tiny, "a b c d e")
     empty, _, note = heads.overview_map(result, View(), "light")
-    assert "No token of this text occurs twice" in empty.layout.annotations[0].text and note == ""
+    assert "No token of this text comes again" in empty.layout.annotations[0].text and note == ""
     disabled = {option["value"] for option in heads.score_options(result) if option["disabled"]}
     assert "prefix_matching" in disabled and "entropy" not in disabled
     columns, rows = heads.score_table(result)
@@ -90,6 +90,27 @@ def test_scores_without_a_value_say_so_and_cannot_be_chosen(tiny: HookedTransfor
     assert len(rows) == 6 and rows[5]["name"] == "L1H2"
     assert rows[5]["entropy"] == pytest.approx(float(result["entropy"][1, 2]))
     assert first_head(result) == result.top("previous_token", 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "reasons"),
+    [
+        ([0, 2, 3], {"duplicate_token": "No token of this text occurs twice", "prefix_matching": "in between"}),
+        ([0, 5, 5], {"prefix_matching": "No token of this text comes again with others in between"}),
+        ([0, 5, 5], {"prefix_matching_latest": "in between", "prefix_matching_per_entry": "in between"}),
+        ([0], {"previous_token": "This text is a single token", "relative_entropy": "This text is a single token"}),
+        ([5, 5, 5], {}),
+    ],
+)
+def test_the_reason_for_a_missing_value_is_the_true_one(
+    tiny: HookedTransformer, ids: list[int], reasons: dict[str, str]
+) -> None:
+    result = head_statistics(tiny, torch.tensor(ids))
+    for score, reason in reasons.items():
+        assert score not in result.score_names
+        assert reason in heads.overview_map(result, View(score=score), "light")[0].layout.annotations[0].text
+    if not reasons:
+        assert set(result.score_names) == set(HEAD_SCORES)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +221,56 @@ def test_the_verdicts_are_told_as_they_were_found(tiny: HookedTransformer) -> No
     assert f"{result['copy_loss'][1]:.2f}" in shown_text(induction.numbers_that_matter(result))
 
 
-def test_the_caption_of_the_ablations_speaks_of_controls_only_where_there_are_some() -> None:
-    assert "0.125 nats" in induction.about_controls(0.125)
-    assert "Grey" not in induction.about_controls(float("nan"))
+def found_heads(model: HookedTransformer, verdicts: list[str], controls: list[float], **options: Any) -> InductionHeads:
+    """A result with these verdicts and effects of controls, and all else as found."""
+    found = induction_heads(model, length=6, n_sequences=3, seed=4, n_ablated=2, **options)
+    n = len(verdicts) - len(controls)
+    replaced = {
+        "ablated_head": np.zeros((len(verdicts), 2), dtype=int),
+        "verdict": np.array(verdicts),
+        "is_control": np.arange(len(verdicts)) >= n,
+        "mean_effect": np.array([0.0] * n + controls),
+    }
+    kept = {name: about for name, about in found.quantities.items() if "ablated" not in about.axes or name in replaced}
+    changed = {name: dataclasses.replace(kept[name], values=values) for name, values in replaced.items()}
+    names = [str(place) for place in range(len(verdicts))]
+    return dataclasses.replace(
+        found, quantities=kept | changed, coordinates=dict(found.coordinates) | {"ablated": names}
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "controls", "said"),
+    [
+        (["induction", "control"], [-0.125], "Grey: ± 0.125 nats, the largest effect of a control"),
+        (["induction", "control"], [0.004], "Grey: ± 0.010 nats, the least that counts"),
+        (["no pattern", "no pattern"], [], "None of these heads has the pattern"),
+        (["untested: no control head", "no pattern"], [], "No other head of these layers is free of the pattern"),
+    ],
+)
+def test_the_caption_of_the_ablations_says_where_the_grey_band_comes_from_or_why_there_is_none(
+    tiny: HookedTransformer, verdicts: list[str], controls: list[float], said: str
+) -> None:
+    told = induction.about_ablation(found_heads(tiny, verdicts, controls))
+    assert told.startswith(said) and ("Grey" in told) == ("Grey" in said)
+    assert told.endswith("Means are those of 3 other sequences of the same kind (seed 5).")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "passed"),
+    [
+        (["induction", "redundant", "pattern only", "anti-induction", "no pattern"], "2 of 4"),
+        (["no pattern", "no pattern"], "–"),
+        (["untested: one sequence", "no pattern"], "–"),
+        (["untested: no control head", "no pattern"], "–"),
+    ],
+)
+def test_heads_that_were_not_tested_do_not_fail_the_test(
+    tiny: HookedTransformer, verdicts: list[str], passed: str
+) -> None:
+    found = found_heads(tiny, [*verdicts, "control"], [0.0])
+    tile = induction.numbers_that_matter(found).children[-1]
+    assert [part.children for part in tile.children][:2] == ["Pass the test", passed]
 
 
 def test_a_map_is_as_high_as_its_layers_need() -> None:
@@ -226,6 +294,7 @@ def test_a_map_is_as_high_as_its_layers_need() -> None:
 def test_sinks_tell_their_rate_and_the_kinds_of_tokens(services: Services) -> None:
     (result,) = finish(services, dataclasses.replace(services.default, page="sinks", text=TEXT * 3))
     assert f"{result['sink_rate'][result.sink_position]:.0%}" in shown_text(sinks.numbers_that_matter(result))
+    assert "of sequences × heads, at position" in shown_text(sinks.numbers_that_matter(result))
     assert "First token" in shown_text(sinks.kind_table(result))
 
 
