@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 
 import workbench.demo
 from workbench import HookedTransformer
-from workbench.demo import corpus, measure, words
+from workbench.demo import card, corpus, measure, words
 from workbench.demo.muon import Muon, orthogonalised
 from workbench.demo.rows import repeated_tokens, training_batch
 from workbench.demo.train import Recipe, Stage, main, train
@@ -203,13 +203,43 @@ def test_measured_scores_and_the_card_agree_with_the_naive_ones(
     torch.testing.assert_close(measured.prefix_matching, prefix_matching(patterns, repeats), rtol=0, atol=1e-4)
     torch.testing.assert_close(measured.previous_token, previous_token(patterns), rtol=0, atol=1e-4)
 
-    card_repeats = measure.random_repeats(demo.tokenizer, 16)
+    card_repeats = measure.random_repeats(demo.tokenizer, measure.N_REPEATS)
     scores = prefix_matching(attentions(llama, card_repeats), card_repeats)
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| L(\d)H(\d) \| (\S+) \|", card, flags=re.MULTILINE)
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| L(\d)H(\d) \| (\S+) \|", readme, flags=re.MULTILINE)
     assert len(rows) == scores.numel()
     for layer, head, score in rows:
         assert float(score) == pytest.approx(float(scores[int(layer), int(head)]), abs=0.006)
+
+
+def test_the_card_is_its_template_with_what_was_measured(demo: HookedTransformer) -> None:
+    parts = re.split(r"\$(\w+)", card._CARD.template)
+    pattern = "".join("(.*?)" if place % 2 else re.escape(part) for place, part in enumerate(parts))
+    filled = re.fullmatch(pattern, (FOLDER / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert filled is not None
+    values = dict(zip(parts[1::2], filled.groups(), strict=True))
+    assert (values["n_repeats_along"], values["n_texts_along"]) == ("8", "32")
+    # The last row of the table along training is this model's, measured on the fewer sequences and texts that it names.
+    last = [float(cell) for cell in values["progress"].splitlines()[-1].strip("| ").split(" | ")]
+    repeats, texts = measure.random_repeats(demo.tokenizer, 8), measure.held_out_texts(32)
+    scores = measure.head_scores(demo, repeats, texts)
+    expected = [
+        measure.text_loss(demo, texts), *measure.copy_losses(demo, repeats),
+        *(float(score.max()) for score in (scores.prefix_matching, scores.previous_token, scores.bos_mass)),
+    ]  # fmt: skip
+    assert last[1:] == pytest.approx(expected, abs=0.006)
+
+
+def test_the_loss_of_the_second_copy_leaves_out_what_nothing_predicts(demo: HookedTransformer) -> None:
+    repeats = measure.random_repeats(demo.tokenizer, 2)
+    with torch.no_grad():
+        log_p = demo(repeats).double().log_softmax(dim=-1)
+    losses = -log_p[:, :-1].gather(2, repeats[:, 1:, None])[..., 0]  # of token 1, 2, …
+    n = measure.SEGMENT
+    first, second = measure.copy_losses(demo, repeats)
+    assert first == pytest.approx(float(losses[:, :n].mean()), rel=1e-4)
+    assert second == pytest.approx(float(losses[:, n + 1 :].mean()), rel=1e-3)
+    assert losses[:, n].mean() > 5 > second  # the first token of the second copy comes out of nowhere
 
 
 # ---- tokenizer -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,10 @@ import torch
 
 from workbench import HookedTransformer
 from workbench.demo.measure import (
+    N_REPEATS,
+    N_REPEATS_ALONG,
+    N_TEXTS,
+    N_TEXTS_ALONG,
     SEGMENT,
     Ablation,
     HeadScores,
@@ -53,12 +57,12 @@ It speaks only of its invented world. Nothing in it is true, and it is of no use
 
 ## What it shows
 
-Losses are in nats per token. *Prefix matching* is the mean attention to tokens that followed an earlier copy of the
-query's token, over the second copy of `<|bos|>` + $segment random tokens twice ($n_repeats sequences, drawn without
-replacement). *Previous token* is the mean attention to the token before, on the same sequences. *On BOS* is the mean
-attention to `<|bos|>` over all later tokens of $n_texts texts that training did not see. *Without it* is the change
-when the head's output is set to zero: of the loss on the second copy, of the prefix matching of $top, and of the loss
-on the texts.
+Losses are in nats per token; those of a second copy leave out its first token, which nothing predicts. *Prefix
+matching* is the mean attention to tokens that followed an earlier copy of the query's token, over the second copy of
+`<|bos|>` + $segment random tokens twice ($n_repeats sequences, drawn without replacement). *Previous token* is the mean
+attention to the token before, on the same sequences. *On BOS* is the mean attention to `<|bos|>` over all later tokens
+of $n_texts texts that training did not see. *Without it* is the change when the head's output is set to zero: of the
+loss on the second copy, of the prefix matching of $top, and of the loss on the texts.
 
 - Loss on unseen texts: $text_loss. On random tokens: $first_loss in the first copy, $second_loss in the second.
 - Induction: $top has prefix matching $top_score. It needs $feeder, an earlier layer's previous-token head
@@ -79,6 +83,9 @@ A share of 0.5 is chance for indirect objects: the model does not keep apart who
 
 ## Along training
 
+Measured on the first $n_repeats_along of those sequences and the first $n_texts_along of those texts, so that the last
+row is not quite what stands above. Head scores are the largest of any head.
+
 $progress
 
 ## Greedy continuations
@@ -89,7 +96,7 @@ $samples
 
 def write_card(model: HookedTransformer, folder: Path, history: Sequence[Progress], training: str) -> None:
     """Measures ``model``, which was loaded from ``folder``, and writes ``folder / "README.md"``."""
-    repeats, texts = random_repeats(model.tokenizer, 16), held_out_texts(64)
+    repeats, texts = random_repeats(model.tokenizer, N_REPEATS), held_out_texts(N_TEXTS)
     scores = head_scores(model, repeats, texts)
     top, sink = _largest(scores.prefix_matching), _largest(scores.bos_mass)
     effects = ablations(model, repeats, texts, top)
@@ -119,6 +126,8 @@ def write_card(model: HookedTransformer, folder: Path, history: Sequence[Progres
         segment=SEGMENT,
         n_repeats=len(repeats),
         n_texts=len(texts),
+        n_repeats_along=N_REPEATS_ALONG,
+        n_texts_along=N_TEXTS_ALONG,
         text_loss=f"{text_loss(model, texts):.2f}",
         first_loss=f"{first_loss:.2f}",
         second_loss=f"{second_loss:.2f}",

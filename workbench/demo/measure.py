@@ -15,6 +15,8 @@ from workbench.demo import corpus, words
 from workbench.demo.rows import ordinary_tokens
 
 SEGMENT = 64
+N_REPEATS, N_TEXTS = 16, 64  # sequences and texts that the card measures the model on
+N_REPEATS_ALONG, N_TEXTS_ALONG = 8, 32  # the first of them, in the many measurements along training
 _REQUEST = StatisticsRequest(sink_keys=1, offsets=(1,), match=("induction",))
 
 
@@ -97,7 +99,7 @@ def text_loss(model: HookedTransformer, texts: list[str]) -> float:
 
 
 def measure_progress(model: HookedTransformer, step: int) -> Progress:
-    repeats, texts = random_repeats(model.tokenizer, 8), held_out_texts(32)
+    repeats, texts = random_repeats(model.tokenizer, N_REPEATS_ALONG), held_out_texts(N_TEXTS_ALONG)
     scores = head_scores(model, repeats, texts)
     first, second = copy_losses(model, repeats)
     return Progress(
