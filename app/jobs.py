@@ -1,7 +1,8 @@
 """Work that takes longer than a click: one thread a job, progress, cancellation, and the latest results.
 
 A job is named by its key, and the same key is the same computation: however many clicks or tabs ask for it, it runs
-once. A session (one open page) wants one job at a time; a job that no session wants any more is cancelled.
+once. A session (one open page) wants one job at a time; a job that no session wants any more is cancelled. One whose
+page was closed goes on as long as it is in nobody's way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-ALIVE_SECONDS = 5.0  # a page that has not asked for so long is closed or asleep, and keeps no job from being cancelled
+ALIVE_SECONDS = 5.0  # a page that has not asked for so long is closed or asleep; its job gives way to those of others
 FORGET_SECONDS = 3600.0
 
 
@@ -41,6 +42,7 @@ class Job:
     result: Any = field(default=None, repr=False)
     error: Exception | None = None
     started: float = field(default_factory=time.monotonic)
+    asked: float = field(default_factory=time.monotonic)  # when a page last asked for it
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _ended: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -48,6 +50,16 @@ class Job:
     def seconds(self) -> float:
         """How long it has been running."""
         return time.monotonic() - self.started
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether no page has asked for it for some seconds."""
+        return time.monotonic() - self.asked >= ALIVE_SECONDS
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to end."""
+        return self._stop.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Waits for the end, but no longer than so many seconds. True when it has ended."""
@@ -113,9 +125,10 @@ class JobRunner:
             if before is not None and before.key != task.key:
                 self._stop_if_unwanted(before.key, now)
             job = self._jobs.get(task.key)
-            if job is None or job.state == "cancelled" or (again and job.state == "failed"):
+            if job is None or (job.is_stopping and job.state != "done") or (again and job.state == "failed"):
                 job = self._jobs[task.key] = Job(task)
                 threading.Thread(target=job.run, name=task.title, daemon=True).start()
+            job.asked = now
             self._jobs.move_to_end(task.key)
             self._forget(now)
             return job

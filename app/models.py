@@ -36,13 +36,14 @@ class ModelStore:
         self._models: OrderedDict[str, Any] = OrderedDict()
         self._loading: dict[str, threading.Lock] = {}
         self._devices: dict[str, threading.Lock] = {}
+        self._running: dict[str, Job] = {}  # on each device
         self._lock = threading.Lock()
 
     def get(self, source: str, job: Job) -> Any:
         """The model of that name, folder, file or id; loads it where need be, with progress."""
         with self._lock:
             loading = self._loading.setdefault(source, threading.Lock())
-        with _held(loading, job, f"Waiting for {source}"):
+        with _held(loading, job, lambda: f"Waiting for {source}"):
             with self._lock:
                 if source in self._models:
                     self._models.move_to_end(source)
@@ -62,21 +63,32 @@ class ModelStore:
 
     @contextmanager
     def computing(self, model: Any, job: Job) -> Iterator[None]:
-        """Holds the model's device for one computation."""
+        """Holds the model's device for one computation. One that no page asks for any more makes room for it."""
         name = str(model.cfg.device)
         with self._lock:
             device = self._devices.setdefault(name, threading.Lock())
-        with _held(device, job, f"Waiting for another computation on {name}"):
-            yield
+
+        def waiting() -> str:
+            other = self._running.get(name)
+            if other is None:
+                return f"Waiting for {name}"
+            if other.is_abandoned:
+                other.stop()
+            return f"Waiting for “{other.task.title}”, which runs on {name} ({other.fraction:.0%} done)"
+
+        with _held(device, job, waiting):
+            self._running[name] = job
+            try:
+                yield
+            finally:
+                del self._running[name]
 
 
 @contextmanager
-def _held(lock: threading.Lock, job: Job, waiting: str) -> Iterator[None]:
-    """Holds a lock. While it waits it reports, so that it can be cancelled."""
-    if not lock.acquire(blocking=False):
-        job.report(0.0, waiting)
-        while not lock.acquire(timeout=0.1):
-            job.report(0.0, waiting)
+def _held(lock: threading.Lock, job: Job, waiting: Callable[[], str]) -> Iterator[None]:
+    """Holds a lock. While it waits it reports what for, so that it can be cancelled."""
+    while not lock.acquire(blocking=False) and not lock.acquire(timeout=0.1):
+        job.report(0.0, waiting())
     try:
         yield
     finally:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench.app.jobs import Cancelled, Job, Task
+from workbench.app import jobs
+from workbench.app.jobs import Cancelled, Job, JobRunner, Task
 from workbench.app.models import ModelStore
 
 
@@ -56,20 +57,48 @@ def test_a_model_that_fails_to_load_can_be_tried_again() -> None:
     assert store.get("m", job()) == "model"
 
 
-def test_a_device_computes_one_thing_at_a_time_and_waiting_can_be_cancelled() -> None:
+CPU = SimpleNamespace(cfg=SimpleNamespace(device="cpu"))
+
+
+def test_a_device_computes_one_thing_at_a_time_and_waiting_says_for_what_and_can_be_cancelled() -> None:
     store, waiting = ModelStore(), job()
-    model = SimpleNamespace(cfg=SimpleNamespace(device="cpu"))
 
     def wait() -> None:
-        with store.computing(model, waiting):
+        with store.computing(CPU, waiting):
             raise AssertionError("the device is taken")
 
-    with store.computing(model, job()), ThreadPoolExecutor(1) as pool:
+    running = Job(Task("other", "Pattern of L0H1", lambda job: None), fraction=0.25)
+    with store.computing(CPU, running), ThreadPoolExecutor(1) as pool:
         outcome = pool.submit(wait)
         while not waiting.text:
             threading.Event().wait(0.005)
-        assert waiting.text == "Waiting for another computation on cpu"
+        assert waiting.text == "Waiting for “Pattern of L0H1”, which runs on cpu (25% done)"
         waiting.stop()
         assert isinstance(outcome.exception(timeout=10), Cancelled)
-    with store.computing(model, job()):
+    assert not running.is_stopping  # somebody may still be looking at it
+    with store.computing(CPU, job()):
         pass
+
+
+def test_what_no_page_asks_for_any_more_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def long(job: Job) -> None:
+        with store.computing(CPU, job):
+            while True:
+                threading.Event().wait(0.005)
+                job.report(0.5, "half way")
+
+    def short(job: Job) -> str:
+        with store.computing(CPU, job):
+            return "result"
+
+    store, runner = ModelStore(), JobRunner()
+    left = runner.request("closed", Task("long", "long", long))
+    while left.fraction == 0:
+        threading.Event().wait(0.005)
+    wanted = runner.request("open", Task("short", "short", short))
+    assert not wanted.wait(0.3)
+    monkeypatch.setattr(jobs, "ALIVE_SECONDS", 0.0)
+    assert wanted.wait(10) and wanted.result == "result"
+    assert left.wait(10) and left.state == "cancelled"
+    asleep = runner.request("closed", Task("long", "long", short))  # the page was only asleep
+    assert asleep is not left and asleep.wait(10) and asleep.result == "result"
