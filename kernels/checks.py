@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from workbench.kernels.masks import AttentionMask
 from workbench.kernels.scores import ScoreRule, working_dtype
 
+_LARGEST = 1e30  # float32 holds its products with other numbers that occur here
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -35,10 +37,10 @@ def check_scores(
         raise ValueError(f"mask must be an AttentionMask, got {type(mask).__name__}")
     if scale is None:
         scale = 1 / math.sqrt(d_head) if d_head else 1.0
-    if not math.isfinite(scale):
-        raise ValueError(f"scale must be finite, got {scale}")
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap must be positive and finite, or None for no cap, got {softcap}")
+    if not isinstance(scale, Real) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    if softcap is not None and not (isinstance(softcap, Real) and 0 < softcap <= _LARGEST):
+        raise ValueError(f"softcap must be positive and at most {_LARGEST:g}, or None for no cap, got {softcap!r}")
     _check_table("alibi_slopes", alibi_slopes, [n_heads], q.device)
     _check_table("offset_bias", offset_bias, [n_heads, max(0, n_queries + n_keys - 1)], q.device)
     bound = mask.bind(batch, n_queries, n_keys, q.device)
@@ -54,8 +56,10 @@ def check_values(v: Tensor, q: Tensor, k: Tensor) -> None:
 
 
 def check_sink_logits(sink_logits: Tensor | None, n_heads: int, device: torch.device) -> None:
-    """Refuses sink logits that are not one number a head."""
+    """Refuses sink logits that are not one number a head, -inf for none."""
     _check_table("sink_logits", sink_logits, [n_heads], device)
+    if sink_logits is not None and not (sink_logits <= _LARGEST).all():
+        raise ValueError(f"sink_logits must be at most {_LARGEST:g}, got {sink_logits.tolist()}")
 
 
 def _check_layout(name: str, x: Tensor) -> None:

@@ -75,9 +75,13 @@ def attention(
     check_sink_logits(sink_logits, q.shape[1], q.device)
     request = StatisticsRequest() if statistics is None else statistics
     request.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
+    request = request.of_real_queries(mask.query_padding)
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(('auto', *BACKENDS))}, got {backend!r}")
+    has_triton = find_spec("triton") is not None
+    if backend == "triton" and not has_triton:
+        raise ValueError('backend "triton" needs the package triton, which is not installed; "auto" works without it')
     if backend == "auto":
-        backend = "triton" if q.is_cuda and find_spec("triton") else "streaming"
+        backend = "triton" if q.is_cuda and has_triton else "streaming"
     with torch.autocast(q.device.type, enabled=False):  # products are made at the inputs' precision or better
         return BACKENDS[backend](q, k, v, rule, sink_logits, request)

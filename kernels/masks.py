@@ -17,6 +17,8 @@ from torch.nn.functional import pad
 
 Index = Tensor | int
 
+FARTHEST = 2**30  # positions and distances fit into 32 bits, also their sums
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
@@ -54,8 +56,8 @@ class AttentionMask:
             raise ValueError(f"window must be at least 1 (a query's own key) or None, got {self.window!r}")
         if not is_whole(self.n_global) or self.n_global < 0:
             raise ValueError(f"n_global must be a whole number, not negative, got {self.n_global!r}")
-        if self.query_offset is not None and not is_whole(self.query_offset):
-            raise ValueError(f"query_offset must be a whole number or None, got {self.query_offset!r}")
+        if self.query_offset is not None and not (is_whole(self.query_offset) and abs(self.query_offset) <= FARTHEST):
+            raise ValueError(f"query_offset must be a whole number of at most 2³⁰ or None, got {self.query_offset!r}")
         for name, dtype in (("key_padding", torch.bool), ("query_padding", torch.bool), ("documents", torch.int64)):
             tensor = getattr(self, name)
             if tensor is not None and (not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.ndim != 2):
@@ -78,8 +80,9 @@ class AttentionMask:
             end = torch.minimum(end, position + 1)
         main, global_columns = (first, end), None
         if self.window is not None:
-            main = torch.maximum(first, position - self.window + 1), torch.minimum(end, position + self.window)
-            global_columns = first, torch.minimum(end, torch.full_like(end, self.n_global))
+            window = min(self.window, 2 * FARTHEST)  # positions differ by less
+            main = torch.maximum(first, position - window + 1), torch.minimum(end, position + window)
+            global_columns = first, end.clamp(max=min(self.n_global, n_keys))
         return VisibleKeys(
             causal=self.causal,
             has_global=self.window is not None and self.n_global > 0,

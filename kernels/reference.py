@@ -81,6 +81,7 @@ def pattern_statistics(
     """
     batch, n_heads, n_queries, n_keys = pattern.shape
     request.check(batch, n_heads, n_queries, n_keys, pattern.device)
+    request = request.of_real_queries(mask.query_padding)
     bound = mask.bind(batch, n_queries, n_keys, pattern.device)
     pattern = real_entries(pattern, mask.query_padding)
     return AttentionStatistics(_statistics(pattern, bound, request, virtual_mass))

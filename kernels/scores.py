@@ -56,8 +56,14 @@ class ScoreRule:
             scale=self.scale * LOG2_E,
             softcap=None if self.softcap is None else self.softcap * LOG2_E,
             alibi_slopes=None if self.alibi_slopes is None else self.alibi_slopes * LOG2_E,
-            offset_bias=None if self.offset_bias is None else self.offset_bias * LOG2_E,
+            offset_bias=None if self.offset_bias is None else _finite_times(self.offset_bias, LOG2_E),
         )
+
+
+def _finite_times(x: Tensor, factor: float) -> Tensor:
+    """The product; what is finite stays so: the lowest number of a type often means "hardly", not "never"."""
+    limits = torch.finfo(x.dtype)
+    return torch.where(x.isfinite(), (x * factor).clamp(limits.min, limits.max), x)
 
 
 def prepared(q: Tensor, k: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:

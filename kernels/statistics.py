@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.kernels.masks import VisibleKeys, is_whole
+from workbench.kernels.masks import FARTHEST, VisibleKeys, is_whole
 
 MAX_CLASSES = 16
 
@@ -78,8 +78,9 @@ class StatisticsRequest:
             _check_labels("sink_keys", self.sink_keys)
         elif self.sink_keys is not None and (not is_whole(self.sink_keys) or self.sink_keys < 1):
             raise ValueError(f"sink_keys must be a positive count, positions or None, got {self.sink_keys!r}")
-        if not isinstance(self.offsets, tuple) or not all(map(is_whole, self.offsets)):
-            raise ValueError(f"offsets must be a tuple of whole numbers, got {self.offsets!r}")
+        offsets = self.offsets if isinstance(self.offsets, tuple) else (None,)
+        if not all(is_whole(offset) and abs(offset) <= FARTHEST for offset in offsets):
+            raise ValueError(f"offsets must be a tuple of whole numbers of at most 2³⁰, got {self.offsets!r}")
         if len(set(self.offsets)) < len(self.offsets):
             raise ValueError(f"offsets must differ from each other, got {self.offsets}")
         if not isinstance(self.match, (Mapping, tuple)):
@@ -95,8 +96,10 @@ class StatisticsRequest:
             sizes = self.pooled if isinstance(self.pooled, tuple) else ()
             if len(sizes) != 2 or not all(is_whole(size) and size >= 1 for size in sizes):
                 raise ValueError(f"pooled must be two positive block sizes (rows, columns), got {self.pooled!r}")
-        if self.query_weights is not None and not isinstance(self.query_weights, Tensor):
-            raise ValueError(f"query_weights must be a tensor, got {type(self.query_weights).__name__}")
+        weights = self.query_weights
+        if weights is not None and not (isinstance(weights, Tensor) and weights.is_floating_point()):
+            found = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+            raise ValueError(f"query_weights must be a floating point tensor, got {found}")
         if self.query_weights is not None and not self.received:
             raise ValueError("query_weights are the weights of queries in received: ask for received=True as well")
         if not is_whole(self.top_keys) or self.top_keys < 0:
@@ -150,6 +153,14 @@ class StatisticsRequest:
                 raise ValueError(f"{name} is on {tensor.device}, the queries on {device}: move it there")
         if self.top_keys > n_keys:
             raise ValueError(f"top_keys asks for {self.top_keys} of {n_keys} keys")
+
+    def of_real_queries(self, query_padding: Tensor | None) -> StatisticsRequest:
+        """Itself with weights of 0 for padding, behind which anything may stand."""
+        weights = self.query_weights
+        if weights is None or query_padding is None:
+            return self
+        real = query_padding if weights.ndim == 2 else query_padding[:, None]
+        return replace(self, query_weights=torch.where(real, weights, 0.0))
 
     @property
     def is_empty(self) -> bool:

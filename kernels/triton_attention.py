@@ -74,7 +74,8 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         z, rows = run_forward(q, k, v, sinks, plan, request)
         ctx.plan = plan
-        ctx.save_for_backward(q, k, v, slopes, sinks, z, *(rows.get(n) for n in ("largest", "log_sum", "virtual_mass")))
+        needed = (rows.get(name) for name in ("lse", "largest", "log_sum", "virtual_mass"))
+        ctx.save_for_backward(q, k, v, slopes, sinks, z, *needed)
         outputs = z, rows["lse"], *(rows.get(name) for name in _ROWS)
         ctx.mark_non_differentiable(*(row for row in outputs[2:] if row is not None))
         return outputs
@@ -82,7 +83,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dz: Tensor, dlse: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, slopes, sinks, z, largest, log_sum, virtual_mass = ctx.saved_tensors
+        q, k, v, slopes, sinks, z, lse, largest, log_sum, virtual_mass = ctx.saved_tensors
+        dlse = dlse.masked_fill(lse == -torch.inf, 0.0)  # an empty row passes nothing on, whatever comes in
         delta = (z.float() * dz.float()).sum(3) - dlse  # [batch, head, query]
         dq, dk, dv, slope_terms = run_backward(q, k, v, dz, delta, largest, log_sum, ctx.plan)
         d_slopes = d_sinks = None

@@ -137,11 +137,14 @@ def forward_kernel(
 
     total, share = row_max, row_sum  # with the virtual column
     if SINK:
-        sink = tl.load(sinks + head)
+        sink = tl.load(sinks + head)  # may be -inf
         total = tl.maximum(row_max, sink)
-        shift = tl.where(row_max == -float("inf"), 0.0, row_max - total)
-        row_spread = tl.exp2(shift) * (row_spread + shift * row_sum) + tl.exp2(sink - total) * (sink - total)
-        share = tl.exp2(shift) * row_sum + tl.exp2(sink - total)
+        base = tl.where(total == -float("inf"), 0.0, total)
+        shift = tl.where(row_max == -float("inf"), 0.0, row_max - base)
+        weight = tl.exp2(sink - base)
+        row_spread = tl.exp2(shift) * (row_spread + shift * row_sum)
+        row_spread += tl.where(weight == 0.0, 0.0, weight * (sink - base))
+        share = tl.exp2(shift) * row_sum + weight
         acc *= tl.exp2(shift)[:, None]
         away *= tl.exp2(shift)
     safe = tl.where(share == 0.0, 1.0, share)

@@ -135,7 +135,9 @@ class Weights:
         q, k, plan = self.q, self.k, self.plan
         batch, n_heads, n_queries, d_head = q.shape
         sizes = tiles("columns", d_head, q.element_size())
-        block_rows, block_columns = request.pooled or (sizes.rows, sizes.columns)
+        block_rows, block_columns = sizes.rows, sizes.columns
+        if request.pooled is not None:
+            block_rows, block_columns = min(request.pooled[0], n_queries), min(request.pooled[1], k.shape[2])
         rows = min(sizes.rows, triton.next_power_of_2(block_rows))
         columns = min(sizes.columns, triton.next_power_of_2(block_columns))
         column_tiles = edges(k.shape[2], block_columns, columns, q.device)

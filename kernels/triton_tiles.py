@@ -43,8 +43,11 @@ def tile_scores(
 
 @triton.jit
 def tanh(x):
-    """By exp2, which every target has: 1 at x = ∞ and -1 at x = -∞, error below 1e-7."""
-    return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.885390081777927))  # 2 log2(e)
+    """By exp2, which every target has, and near 0, where that would cancel, by its series: good to 5e-7 of itself."""
+    large = 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.885390081777927))  # 2 log2(e)
+    y = x * x
+    series = 2 / 15 + y * (-17 / 315 + y * (62 / 2835 - y * (1382 / 155925)))
+    return tl.where(y < 0.0625, x + x * y * (-1 / 3 + y * series), large)
 
 
 @triton.jit

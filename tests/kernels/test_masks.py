@@ -1,6 +1,7 @@
 """The mask's intervals, counts and spans against its definition, pair by pair."""
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -151,3 +152,11 @@ def test_masks_of_other_sizes_are_refused(mask, name):
 def test_documents_need_a_key_for_every_query():
     with pytest.raises(ValueError, match="documents"):
         AttentionMask(documents=torch.zeros(1, 2, dtype=torch.int64)).bind(1, 3, 2)
+
+
+def test_numbers_larger_than_any_position_mean_no_limit():
+    """sys.maxsize stands for "no window" in other people's code."""
+    for huge in (2**31, sys.maxsize, 2**63, 10**30):
+        for causal in (True, False):
+            bound = AttentionMask(causal=causal, window=huge, n_global=huge).bind(2, 4, 6)
+            assert torch.equal(everywhere(bound), everywhere(AttentionMask(causal=causal).bind(2, 4, 6)))

@@ -317,3 +317,27 @@ def test_torch_compile_changes_nothing(mask):
     gradients = [torch.autograd.grad(z.sum(), (q, k, v)) for z, _ in (expected, found)]
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", ["reference", "streaming"])
+def test_weights_of_queries_that_are_padding_do_not_matter(backend):
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 12, 8)
+    mask = AttentionMask(query_padding=torch.arange(12)[None] < 9)
+    received = []
+    for behind in (0.0, torch.nan):
+        weights = torch.arange(12.0)[None].clone()
+        weights[:, 9:] = behind
+        request = StatisticsRequest(received=True, query_weights=weights)
+        received.append(attention(q, q, q, mask=mask, statistics=request, backend=backend).statistics["received_lift"])
+    assert received[0].isfinite().any()
+    assert torch.equal(received[0].nan_to_num(), received[1].nan_to_num())
+
+
+def test_a_bias_of_the_lowest_number_hides_no_row():
+    """The lowest finite number often means "hardly": where all keys have it, a row spreads its weight evenly."""
+    torch.manual_seed(0)
+    q = torch.randn(1, 1, 9, 4)
+    bias = torch.full((1, 17), torch.finfo(torch.float32).min)
+    found = attention(q, q, q, mask=AttentionMask(), offset_bias=bias)
+    torch.testing.assert_close(found.z, q.cumsum(2) / torch.arange(1, 10)[:, None])

@@ -278,3 +278,74 @@ def test_functional_transforms_are_refused():
 
     with pytest.raises(RuntimeError, match="functorch|setup_context"):
         torch.func.grad(total)(q)
+
+
+@pytest.mark.parametrize("cap", [0.3, 30, 50, 1e3, 1e5, 1e20])
+def test_a_soft_cap_of_any_size_keeps_its_digits(cap):
+    """From caps that bind everywhere to such as change nothing."""
+    q, k, v = (torch.randn(1, 1, 30, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    arguments = {"mask": AttentionMask(), "softcap": float(cap)}
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    found = attention(*leaves, **arguments, backend="triton")
+    exact_leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    exact = attention(*exact_leaves, **arguments, backend="reference")
+    torch.testing.assert_close(found.z.double(), exact.z, rtol=2e-6, atol=2e-6)
+    gradients, expected = (
+        torch.autograd.grad(output.z.square().sum(), of) for output, of in ((found, leaves), (exact, exact_leaves))
+    )
+    for ours, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sink", [-torch.inf, -1e30, -1e5, 1e5])
+def test_sink_logits_of_any_size(sink, oracle):
+    """-inf is no sink at all, also in rows that see nothing else."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 20, 8) for _ in range(3))
+    mask = AttentionMask(key_padding=torch.arange(20)[None] > 5)
+    logits = torch.tensor([sink])
+    request = StatisticsRequest(entropy=True, max_weight=True, mean_distance=True, received=True)
+    exact = attention(
+        q.double(),
+        k.double(),
+        v.double(),
+        mask=mask,
+        sink_logits=logits.double(),
+        statistics=request,
+        backend="reference",
+    )
+    for backend in ("triton", "streaming"):
+        found = attention(q, k, v, mask=mask, sink_logits=logits, statistics=request, backend=backend)
+        torch.testing.assert_close(found.z.double(), exact.z, rtol=1e-4, atol=1e-6)
+        actual = dict(oracle.flatten(found.statistics))
+        for name, value in oracle.flatten(exact.statistics):
+            if name != "argmax_key":
+                torch.testing.assert_close(actual[name].double(), value, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_gradients_of_empty_rows_stay_there():
+    """lse is -inf where a row is empty, and where(…) hands its gradient on as NaN: it must reach nothing."""
+    torch.manual_seed(0)
+    mask = AttentionMask(key_padding=torch.arange(20)[None] > 5)
+    gradients = []
+    for backend in ("triton", "reference"):
+        leaves = [
+            torch.randn(1, 1, 20, 8, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(3)
+        ]
+        found = attention(*leaves, mask=mask, backend=backend)
+        loss = found.z.sum() + torch.where(found.lse > -torch.inf, found.lse**2, 0.0).sum()
+        gradients.append(torch.autograd.grad(loss, leaves))
+    for ours, theirs in zip(*gradients, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_larger_than_the_map_are_the_map():
+    torch.manual_seed(0)
+    q = torch.randn(1, 1, 20, 8)
+    huge, whole = (
+        attention(q, q, q, mask=AttentionMask(), statistics=StatisticsRequest(pooled=size), backend="triton").statistics
+        for size in ((10**6, 10**6), (20, 20))
+    )
+    assert torch.equal(huge["pooled_max"], whole["pooled_max"]) and torch.equal(huge["pooled_sum"], whole["pooled_sum"])
+    assert whole["pooled_sum"].shape == (1, 1, 1, 1)
