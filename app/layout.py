@@ -188,34 +188,38 @@ def _main(view: View) -> html.Main:
         className="main",
         tabIndex="-1",
         children=[
-            _context_bar(view),
-            html.Div(
-                [
-                    html.Span("", id="connection-text"),
-                    html.Button("Reload", id="reload", className="text-button", type="button", hidden=True),
-                ],
-                id="connection",
-                className="connection",
-                role="alert",
-                hidden=True,
-            ),
-            html.Div(id="alert", role="alert"),
-            html.Div(id="notice", role="status"),
-            html.Div(
-                id="progress",
-                className="progress",
-                hidden=True,
-                children=[
-                    html.Span("", id="progress-text", role="status", className="progress-text"),
-                    dmc.Progress(
-                        id="progress-bar", value=0, size="sm", transitionDuration=200, className="progress-bar"
-                    ),
-                    dmc.Button("Cancel", id="cancel", n_clicks=0, variant="default", size="compact-sm"),
-                ],
-            ),
+            html.Div([_context_bar(view), *_messages()], className="top"),
             *(_page(page, view) for page in registry.PAGES),
         ],
     )
+
+
+def _messages() -> list[Any]:
+    """What stands in the way of a result, and how far it is; in sight however far the page is scrolled."""
+    return [
+        html.Div(
+            [
+                html.Span("", id="connection-text"),
+                html.Button("Reload", id="reload", className="text-button", type="button", hidden=True),
+            ],
+            id="connection",
+            className="connection",
+            role="alert",
+            hidden=True,
+        ),
+        html.Div(id="alert", role="alert"),
+        html.Div(id="notice", role="status"),
+        html.Div(
+            id="progress",
+            className="progress",
+            hidden=True,
+            children=[
+                html.Span("", id="progress-text", role="status", className="progress-text"),
+                dmc.Progress(id="progress-bar", value=0, size="sm", transitionDuration=200, className="progress-bar"),
+                dmc.Button("Cancel", id="cancel", n_clicks=0, variant="default", size="compact-sm"),
+            ],
+        ),
+    ]
 
 
 def _context_bar(view: View) -> html.Div:

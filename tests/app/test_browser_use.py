@@ -54,6 +54,29 @@ def test_an_empty_text_and_a_bad_link_are_told_and_mended(watched: Open, dashboa
     page.wait_for_view(text="Mara met Mara.")
 
 
+def test_errors_progress_and_cancel_are_in_sight_of_a_scrolled_page(slow: Any, watched: Open, dashboard: str) -> None:
+    address, _, _ = slow
+    page = watched()
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.open(dashboard, layer=0, head=0)
+    page.drawn("heads-pattern")
+
+    def is_in_sight(selector: str) -> bool:
+        box = page.locator(selector).bounding_box()
+        return box is not None and box["y"] >= 0 and box["y"] + box["height"] <= 900
+
+    page.evaluate("window.scrollTo(0, 400)")
+    page.fill("#text", "")
+    page.click("#analyse")
+    page.wait_for_selector("#alert >> text=the text is empty")
+    assert page.evaluate("window.scrollY") > 300 and is_in_sight("#alert")
+    page.goto(address + "?v=1&page=heads&model=slow&text=a%20b%20a%20b")
+    page.wait_for_selector("#progress-text >> text=Downloading")
+    page.evaluate("window.scrollTo(0, 400)")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.scrollY") > 300 and is_in_sight("#progress") and is_in_sight("#cancel")
+
+
 def test_what_breaks_inside_is_told_too(watched: Open, serve: Serve) -> None:
     def load(source: str, job: Job) -> Any:
         raise KeyError("a bug of ours")
