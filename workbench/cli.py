@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 something is wrong with the input (one line says what, and
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import signal
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         return _refuse("standard output is closed; leave it open, or send it to /dev/null")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whatever its encoding: a quotation mark must not end a command
+            stream.reconfigure(errors="replace")
     try:
         try:
             options = _parser().parse_args(arguments)
@@ -132,7 +136,7 @@ def _analysis(commands: Any, name: str, purpose: str, run: Callable) -> argparse
     parser = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
     parser.add_argument("model", metavar="MODEL", help="a known name, a Hugging Face id, a folder or a GGUF file")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="also write the result, its figures (HTML) and tables (CSV)"
+        "--out", type=_path, metavar="DIR", help="also write the result, its figures (HTML) and tables (CSV)"
     )
     _add_device(parser)
     parser.set_defaults(run=run)
@@ -146,7 +150,7 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 def _add_input(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="the text itself")
-    source.add_argument("--text", type=Path, metavar="FILE", help="a UTF-8 text file")
+    source.add_argument("--text", type=_path, metavar="FILE", help="a UTF-8 text file")
     source.add_argument("--random", action="store_true", help="random tokens, each sequence twice over")
     parser.add_argument("--max-tokens", type=_positive, metavar="N", help="keep only the first N tokens of the text")
 
@@ -174,6 +178,12 @@ def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
     return int(text)
+
+
+def _path(text: str) -> Path:
+    if not text:  # which would stand for the present folder
+        raise argparse.ArgumentTypeError("must not be empty")
+    return Path(text)
 
 
 def _port(text: str) -> int:
@@ -275,7 +285,7 @@ def _fetch(options: argparse.Namespace) -> None:
 
 def _analyse(options: argparse.Namespace, name: str, run: Callable[[Any, Callable], Result]) -> None:
     """Loads the model, runs the analysis with progress, writes --out and prints the result."""
-    with output_folder(options.out) if options.out else nullcontext() as folder:
+    with output_folder(options.out) if options.out else nullcontext() as output:
         from workbench.loading.pretrained import load_pretrained
         from workbench.loading.progress import terminal_progress
 
@@ -285,12 +295,14 @@ def _analyse(options: argparse.Namespace, name: str, run: Callable[[Any, Callabl
             result = run(model, lambda done, what: report(name.capitalize(), round(1000 * done), 1000))
         tables = result.tables()
         scores = _scores_to_print(tables[""], options)
-        if folder is not None:
-            _write(result, folder / name, tables)
+        if output is not None:
+            with output.writing():
+                _write(result, output.partial / name, tables)
     sys.stdout.write(result.summary() + "\n")
     _print_heads(tables[""], scores, options)
-    if options.out:
-        sys.stderr.write(f"Written to {options.out}\n")
+    if output is not None:
+        replaced = f"; replaced {', '.join(output.replaced)}" if output.replaced else ""
+        sys.stderr.write(f"Written to {options.out}{replaced}\n")
 
 
 def _write(result: Result, stem: Path, tables: Mapping[str, pd.DataFrame]) -> None:

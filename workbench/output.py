@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 from uuid import uuid4
@@ -13,33 +14,63 @@ from workbench.errors import WorkbenchError
 from workbench.paths import expand_home
 
 
+@dataclass
+class Output:
+    """Where results are written.
+
+    Args:
+        target: where they will be.
+        partial: where they are gathered.
+        replaced: the names of the earlier files that they have replaced, once they have moved.
+    """
+
+    target: Path
+    partial: Path
+    replaced: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raises WorkbenchError, which names the target, for whatever the operating system refuses in the block."""
+        try:
+            yield
+        except (OSError, WorkbenchError) as error:
+            cause = error.__cause__ if isinstance(error, WorkbenchError) else error
+            if not isinstance(cause, OSError):
+                raise
+            raise WorkbenchError(
+                f"cannot write into {self.target}: {_reason(self.target, cause)}; name another folder with --out"
+            ) from None
+
+
 @contextmanager
-def output_folder(path: str | os.PathLike) -> Iterator[Path]:
+def output_folder(path: str | os.PathLike) -> Iterator[Output]:
     """A folder to write into, whose files move to ``path`` once the block has ended well, replacing their namesakes.
 
     ``path`` is made and written to before the block runs, so that whatever forbids that is found out at once; where
-    the block fails, nothing is left behind.
+    the block fails, or a folder stands where a file would go, nothing is left behind and nothing replaced.
 
     Raises:
         WorkbenchError: ``path`` cannot be written.
     """
     target = expand_home(path)
     missing = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
-    partial = target / f".workbench-{uuid4().hex}"
+    output = Output(target, target / f".workbench-{uuid4().hex}")
     with ExitStack() as undo:
         undo.callback(_remove_empty, missing)
-        undo.callback(rmtree, partial, ignore_errors=True)  # before it is made: a signal may come at any moment
-        try:
+        undo.callback(rmtree, output.partial, ignore_errors=True)  # before it is made: a signal may come at any moment
+        with output.writing():
             target.mkdir(parents=True, exist_ok=True)
-            partial.mkdir()
-        except OSError as error:
-            raise _unwritable(target, error) from None
-        yield partial
-        try:
-            for file in sorted(partial.iterdir()):
+            output.partial.mkdir()
+        yield output
+        with output.writing():
+            files = sorted(output.partial.iterdir())
+            there = [file.name for file in files if os.path.lexists(target / file.name)]
+            for name in there:
+                if (target / name).is_dir() and not (target / name).is_symlink():
+                    raise WorkbenchError(f"{target / name} is a folder; move it away, or name another one with --out")
+            for file in files:
                 file.replace(target / file.name)
-        except OSError as error:
-            raise _unwritable(target, error) from None
+        output.replaced += there
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
@@ -48,9 +79,8 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def _unwritable(target: Path, error: OSError) -> WorkbenchError:
-    reason = error.strerror or str(error)
+def _reason(target: Path, error: OSError) -> str:
     for place in (target, *target.parents):
         if os.path.lexists(place) and not place.is_dir():
-            reason = f"{place} is {'a link that leads nowhere' if not place.exists() else 'a file'}"
-    return WorkbenchError(f"cannot write into {target}: {reason}; name another folder with --out")
+            return f"{place} is {'a link that leads nowhere' if not place.exists() else 'a file'}"
+    return error.strerror or str(error)

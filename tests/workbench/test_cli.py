@@ -169,12 +169,15 @@ def test_a_long_text_becomes_sequences_for_sinks(
     assert load_result(tmp_path / "sinks").provenance.n_tokens == 128
 
 
-def test_results_replace_their_namesakes_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+def test_results_replace_their_namesakes_and_nothing_else(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "heads.csv").write_text("old")
     (tmp_path / "notes.txt").write_text("mine")
     assert cli.main(["heads", str(folder), "--prompt", PROMPT, "--out", str(tmp_path)]) == 0
     assert len(pd.read_csv(tmp_path / "heads.csv")) == 6
     assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert capsys.readouterr().err == f"Written to {tmp_path}; replaced heads.csv\n"
     assert not [name for name in files(tmp_path) if name.startswith(".")]
 
 
@@ -316,6 +319,15 @@ def test_an_unwritable_folder_is_refused_before_anything_is_computed(
         assert files(tmp_path) == before
 
 
+def test_a_folder_in_the_place_of_a_file_moves_nothing(refused: Refused, tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "results" / "heads_map.html").mkdir(parents=True)
+    (tmp_path / "results" / "heads.csv").write_text("old")
+    said = refused("heads", folder, "--prompt", PROMPT, "--out", tmp_path / "results", out=False)
+    assert f"{tmp_path / 'results' / 'heads_map.html'} is a folder" in said
+    assert files(tmp_path / "results") == {"heads_map.html", "heads.csv"}
+    assert (tmp_path / "results" / "heads.csv").read_text() == "old"
+
+
 def test_a_missing_extra_says_how_to_install_it(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
     assert "pip install 'attention-workbench[app]'" in refused("app", out=False)
@@ -325,7 +337,7 @@ def test_a_missing_extra_says_how_to_install_it(refused: Refused, monkeypatch: p
     ("raised", "code", "said"),
     [
         (KeyboardInterrupt(), 130, "interrupted"),
-        (OSError(errno.ENOSPC, "No space left on device", "heads.npz"), 1, "No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "/out: No space left on device; name another folder"),
         (torch.OutOfMemoryError("CUDA out of memory"), 1, "not enough memory"),
     ],
     ids=["interrupted", "disk full", "out of memory"],
@@ -365,6 +377,8 @@ def test_a_bug_is_no_user_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         ["heads", "demo", "--prompt", "a", "--max-tokens", "ten"],
         ["heads", "demo", "--prompt", "a", "--sort", "nonsense"],
         ["induction", "demo", "--sequences", "-1"],
+        ["heads", "demo", "--prompt", "a", "--out", ""],
+        ["heads", "demo", "--text", ""],
         ["app", "--port", "99999"],
     ],
     ids=" ".join,

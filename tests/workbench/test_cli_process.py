@@ -46,12 +46,32 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     assert in_shell('"$@" 2>&-', "models").stdout and in_shell('"$@" >&- 2>&-', "models").returncode == 1
 
 
+@pytest.mark.parametrize("kilobytes", [1, 500], ids=["at the result", "at the figures"])
+def test_a_disk_that_fills_up_is_named_and_left_clean(kilobytes: int, tmp_path: Path) -> None:
+    done = in_shell(
+        f'ulimit -f {kilobytes}; "$@"', "heads", "demo", "--prompt", "a b c", "--out", str(tmp_path / "out")
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert f"cannot write into {tmp_path / 'out'}: File too large; name another folder with --out" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_in_an_encoding_without_our_quotation_marks(encoding: str) -> None:
+    """Those become question marks; on standard error just as well."""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run([*COMMAND, "heads", "demo", "--prompt", "a b “c”"], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and b"?a b ?c??" in done.stdout
+    done = subprocess.run([*COMMAND, "heads", "“demo”", "--prompt", "a"], env=environment, capture_output=True)
+    assert done.returncode == 1 and done.stderr.startswith(b"workbench: ") and b"?demo?" in done.stderr
+
+
 def test_the_module_is_the_command_wherever_it_is_called_from() -> None:
     repository = Path(__file__).parents[2]  # its folder `kernels` must not become transformers' package of that name
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     command = [*COMMAND, "heads", "demo", "--prompt", "a b c"]
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "") and "L1H2" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "") and re.search(r"L\dH\d", done.stdout)
 
 
 def test_an_interrupted_process_cleans_up(tmp_path: Path) -> None:
