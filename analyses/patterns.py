@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Sequences, cached, emits_statistics, provenance
+from workbench.analyses.token_texts import token_texts
 from workbench.kernels import AttentionMask, StatisticsRequest, attention, attention_pattern, pattern_statistics
 
 Pooling = Literal["max", "mean"]
@@ -146,7 +147,7 @@ def head_pattern(
     queries, keys = _checked_range("queries", queries, n), _checked_range("keys", keys, n)
     block, keys = _blocks(queries, keys, max_cells, n)
     weight, statistics = _measure(model, sequences, layer, head, queries, keys, block, pooling)
-    names = _token_texts(model, sequences)
+    names = token_texts(getattr(model, "tokenizer", None), sequences.tokens[0].tolist())
     shown = f"queries {queries[0]} to {queries[1] - 1}"
     how = "p_ij" if block == (1, 1) else f"{pooling} of p_ij over the visible pairs of a block"
     share = "share of 1"
@@ -244,9 +245,3 @@ def _visible_pairs(queries: Range, keys: Range, block: Range) -> np.ndarray:
 
 def _block_sums(values: np.ndarray, block: int) -> np.ndarray:
     return np.add.reduceat(values, np.arange(0, len(values), block))
-
-
-def _token_texts(model: Any, sequences: Sequences) -> list[str]:
-    tokenizer = getattr(model, "tokenizer", None)
-    ids = sequences.tokens[0].tolist()
-    return [f"#{i}" for i in ids] if tokenizer is None else [tokenizer.decode([i]) for i in ids]
