@@ -76,8 +76,12 @@ def repeated_random_tokens(
     if spacing not in get_args(Spacing):
         raise ValueError(f"spacing must be one of {', '.join(map(repr, get_args(Spacing)))}, got {spacing!r}")
     # Two tokens that a gap may part leave sequences in which no token follows the one that it followed before.
-    shortest = 3 if spacing == "random gaps" else 2
-    for name, value, least in (("length", length, shortest), ("n_sequences", n_sequences, 1), ("n_copies", n_copies, 2)):
+    least_length = 3 if spacing == "random gaps" else 2
+    for name, value, least in (
+        ("length", length, least_length),
+        ("n_sequences", n_sequences, 1),
+        ("n_copies", n_copies, 2),
+    ):
         if not isinstance(value, int) or value < least:
             raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
