@@ -14,6 +14,7 @@ LABELS_THAT_FIT = 48  # so many tokens all get their label
 # plotly drops cells where there are more of them than pixels: a figure with more cells a side than these is as large as
 # they need with what stands around them, which for 512 is within a page of 900 pixels.
 CELLS_THAT_FIT, AROUND = 420, 350
+LEAST_RANGE = 0.1  # of the axis of the bars, in nats or in queries
 
 
 def pattern_map(
@@ -48,7 +49,8 @@ def pattern_map(
     apply_style(figure, theme, height=660)
     query, key = ("query" if block[0] == 1 else "queries"), ("key" if block[1] == 1 else "keys")
     bars = {"marker": {"color": THEMES[theme].series[0], "line_width": 0}}
-    of_key, of_query = f"{key} %{{x}}: %{{y:.4f}}<extra></extra>", f"{query} %{{y}}: %{{x:.4f}}<extra></extra>"
+    of_key = f"{key} %{{x}}<br>{key_marginal_label}: %{{y:.4f}}<extra></extra>"
+    of_query = f"{query} %{{y}}<br>{query_marginal_label}: %{{x:.4f}}<extra></extra>"
     figure.add_trace(go.Bar(x=list(key_labels), y=key_marginal, hovertemplate=of_key, **bars), 1, 1)
     figure.add_trace(
         go.Bar(x=query_marginal, y=list(query_labels), orientation="h", hovertemplate=of_query, **bars), 2, 2
@@ -72,7 +74,7 @@ def pattern_map(
     if longest > CELLS_THAT_FIT:
         figure.update_layout(width=longest + AROUND, height=longest + AROUND - 40)
     small = {"tickfont_size": min(11, max(8, 420 // longest))}
-    few = {"nticks": 3, "rangemode": "tozero", "tickfont_size": 10}
+    few = {"nticks": 3, "tickfont_size": 10}
     if longest <= LABELS_THAT_FIT:
         figure.update_xaxes(dtick=1, row=2, col=1)
         figure.update_yaxes(dtick=1, row=2, col=1)
@@ -83,10 +85,17 @@ def pattern_map(
     )
     figure.update_xaxes(title="key (source)", tickangle=90, **small, row=2, col=1)
     figure.update_yaxes(title="query (destination)", **small, row=2, col=1)
-    figure.update_yaxes(title={"text": key_marginal_label, "font_size": 10}, **few, row=1, col=1)
-    figure.update_xaxes(title={"text": query_marginal_label, "font_size": 10}, **few, row=2, col=2)
+    key_axis = {"title": {"text": key_marginal_label, "font_size": 10}, "range": _bar_range(key_marginal)}
+    query_axis = {"title": {"text": query_marginal_label, "font_size": 10}, "range": _bar_range(query_marginal)}
+    figure.update_yaxes(**key_axis, **few, row=1, col=1)
+    figure.update_xaxes(**query_axis, **few, row=2, col=2)
     figure.add_shape(
         type="rect", xref="x3 domain", yref="y3 domain", x0=0, x1=1, y0=0, y1=1, layer="below", line_width=0,
         fillcolor=THEMES[theme].masked,
     )  # fmt: skip
     return figure
+
+
+def _bar_range(values: np.ndarray) -> tuple[float, float]:
+    """From 0 to a little above the longest bar, so that what is 0 but for rounding has none."""
+    return 0.0, 1.05 * max(float(np.nanmax(values)), LEAST_RANGE)

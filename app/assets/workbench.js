@@ -82,6 +82,7 @@
   });
 
   // Reading a pattern on the text: a chosen query shades the tokens that it attends to.
+  const LEAST_WEIGHT = 0.005; // a key with less is not named
 
   function patternPlot() {
     const plot = document.querySelector("#pattern-map .js-plotly-plot");
@@ -118,7 +119,7 @@
     });
     keys.sort((one, other) => other[0] - one[0]);
     crosshair(Number(token.dataset.q), token.dataset.k);
-    say(token, keys.slice(0, 5));
+    say(token, keys.slice(0, 5).filter(([weight]) => weight >= LEAST_WEIGHT));
   }
 
   function say(token, keys) {
@@ -127,7 +128,7 @@
     const strongest = keys.map(([weight, key]) => name(key) + " " + weight.toFixed(3)).join(" · ");
     const bold = document.createElement("b");
     bold.textContent = name(token);
-    line.replaceChildren(bold, " looks at " + strongest);
+    line.replaceChildren(bold, " looks at " + (strongest || "nothing shown here"));
   }
 
   // Frames a row of the map, and the column of the same token.

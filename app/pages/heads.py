@@ -129,10 +129,13 @@ def register(app: Dash, services: Services) -> None:
 
 
 def preview(pattern: Any, scheme: str) -> go.Figure:
-    """The pattern without its tokens, which are read on the page of its own."""
+    """The pattern without its tokens and bars, which are read on the page of its own."""
     figure = on_card(pattern.figure(theme=scheme), TALL)
-    figure.update_xaxes(showticklabels=False, ticks="").update_yaxes(showticklabels=False, ticks="")
-    return figure.update_layout(xaxis4_title="", yaxis_title="")  # of the bars: their page names them
+    figure.data = [trace for trace in figure.data if trace.type == "heatmap"]
+    figure.update_xaxes(visible=False, col=2).update_yaxes(visible=False, row=1)
+    figure.update_xaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
+    figure.update_yaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
+    return figure
 
 
 def score_options(result: Any) -> list[dict[str, Any]]:

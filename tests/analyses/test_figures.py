@@ -101,6 +101,23 @@ def test_patterns_read_down_and_keep_masked_cells_apart_from_zero(scale: str) ->
     assert ("√" in heatmap.colorbar.title.text) == (scale == "sqrt")
 
 
+def test_bars_of_a_pattern_have_a_length_that_means_something() -> None:
+    def drawn(entropy: list[float], received: list[float]) -> go.Figure:
+        return figures.pattern_map(
+            np.eye(2), query_labels=["a", "b"], key_labels=["c", "d"], query_marginal=np.array(entropy),
+            key_marginal=np.array(received), query_marginal_label="entropy (nats)",
+            key_marginal_label="received<br>(queries)", label="weight",
+        )  # fmt: skip
+
+    dust, real = drawn([2e-37, 0.0], [0.0, 1e-30]), drawn([0.5, 2.0], [1.0, 3.0])
+    assert dust.layout.xaxis4.range[0] == dust.layout.yaxis.range[0] == 0.0
+    assert dust.layout.xaxis4.range[1] >= 0.1 and dust.layout.yaxis.range[1] >= 0.1
+    assert 2.0 < real.layout.xaxis4.range[1] < 2.2 and 3.0 < real.layout.yaxis.range[1] < 3.3
+    above, right = real.data[:2]
+    assert above.hovertemplate.startswith("key %{x}<br>received<br>(queries): %{y")
+    assert right.hovertemplate.startswith("query %{y}<br>entropy (nats): %{x")
+
+
 def test_tokens_are_visible_unique_and_escaped() -> None:
     assert figures.show_token(" a\n\t<b>&") == "␣a↵⇥&lt;b&gt;&amp;"
     labels = figures.token_labels(["x", "x"])

@@ -147,6 +147,14 @@ def drag(x: tuple[float, float], y: tuple[float, float]) -> dict[str, float]:
     return {"xaxis3.range[0]": x[0], "xaxis3.range[1]": x[1], "yaxis3.range[0]": y[0], "yaxis3.range[1]": y[1]}
 
 
+def test_the_small_pattern_has_no_bars_without_a_scale(tiny: HookedTransformer) -> None:
+    small = heads.preview(head_pattern(tiny, torch.arange(20) % 8, 0, 0), "light")
+    (heatmap,) = small.data
+    assert (heatmap.xaxis, heatmap.yaxis) == ("x3", "y3")
+    assert small.layout.xaxis3.domain == small.layout.yaxis3.domain == (0, 1)
+    assert not (small.layout.xaxis4.visible or small.layout.yaxis.visible)
+
+
 def test_a_drag_over_exact_cells_shows_the_cells_it_touches(tiny: HookedTransformer) -> None:
     result = head_pattern(tiny, torch.arange(20) % 8, 0, 0)
     assert pattern.zoomed(drag((2.6, 5.4), (9.4, 3.2)), result) == ((3, 10), (3, 6))
