@@ -186,8 +186,7 @@ def gguf_checkpoint(path: Path, *, tokenizer: Any = None) -> Checkpoint:
         UnsupportedModelError: an architecture, attribute, tensor or tokenizer that is not supported.
         WorkbenchError: the optional ``gguf`` package is not installed.
     """
-    reader = _open(path)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+    reader, fields = _open(path)
     architecture = str(fields.get("general.architecture"))
     if architecture not in _TENSORS:
         raise UnsupportedModelError(
@@ -225,18 +224,20 @@ def _count(fields: Mapping[str, Any], key: str, path: Path, *, default: int | No
     return count
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The file's reader and its metadata."""
     gguf = require_gguf()
     try:
         reader = gguf.GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
     # The reader checks nothing: what it meets first in a damaged file decides which of these it raises.
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError, OSError) as error:
         if isinstance(error, PermissionError):
             raise CorruptWeightsError(f"{path} cannot be read: permission denied") from None
         raise CorruptWeightsError(f"{path} is truncated or no GGUF file ({error}); download it again") from None
     if reader.byte_order != "I":
         raise UnsupportedModelError(f"{path} has the other byte order; convert it with gguf's convert-endian")
-    return reader
+    return reader, fields
 
 
 def _hf_config(fields: Mapping[str, Any], architecture: str, described_as: str) -> dict[str, Any]:

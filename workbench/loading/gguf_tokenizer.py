@@ -24,8 +24,17 @@ def build_tokenizer(fields: Mapping[str, Any], described_as: str) -> Any:
 
     Raises:
         UnsupportedModelError: a kind of tokenizer, or a way to cut text before merging, that is not supported.
-        CorruptWeightsError: metadata that contradicts itself.
+        CorruptWeightsError: metadata that contradicts itself, or has other types than the format.
     """
+    try:
+        return _build(fields, described_as)
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise CorruptWeightsError(
+            f"{described_as}: the tokenizer holds a value of a wrong type ({error}); pass tokenizer=… instead"
+        ) from None
+
+
+def _build(fields: Mapping[str, Any], described_as: str) -> Any:
     kind = fields.get("tokenizer.ggml.model")
     if kind is None:
         return None
@@ -135,7 +144,8 @@ def _bpe(vocabulary: dict[str, int], merges: list[Any], described_as: str, **opt
     try:
         return models.BPE(vocab=vocabulary, merges=merges, **options)
     except Exception as error:  # what tokenizers raises when a merge names a token that is not there
-        raise CorruptWeightsError(f"{described_as}: the tokenizer's merges do not fit its tokens ({error})") from None
+        reason = str(error).partition("\n")[0]
+        raise CorruptWeightsError(f"{described_as}: the tokenizer's merges do not fit its tokens ({reason})") from None
 
 
 def _wrap(tokenizer: Tokenizer, tokens: Sequence[str], fields: Mapping[str, Any], described_as: str) -> Any:

@@ -160,7 +160,10 @@ def load_tokenizer(folder: Path) -> Any:
     has_json = (folder / "tokenizer.json").is_file()
     kind = PreTrainedTokenizerFast if has_json else AutoTokenizer  # the latter converts older formats
     try:
-        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        # A setting of a wrong type is kept as it is, and found out by the first text.
+        tokenizer.decode(tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"])
+        return tokenizer
     except Exception as error:  # tokenizers raises plain Exception, transformers whatever its parsers met
         raise CorruptWeightsError(
             f"the tokenizer in {folder} cannot be read ({_first_line(error)}); pass tokenizer=… instead"

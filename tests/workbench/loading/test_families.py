@@ -91,6 +91,30 @@ def test_rope_of_either_transformers_generation() -> None:
     assert llama.map_config(without).rotary_base == 10_000.0  # transformers' default
 
 
+@pytest.mark.parametrize("value", [0, -5, float("inf"), float("nan"), "1e4", True, [1e4]], ids=repr)
+def test_a_rotary_base_that_is_none_is_refused_wherever_it_stands(value: Any) -> None:
+    good = {"rope_type": "default", "rope_theta": 1e5}
+    with pytest.raises(UnsupportedModelError, match="rope_theta = .* expected a positive number"):
+        llama.map_config(SMOLLM2 | {"rope_theta": value})
+    with pytest.raises(UnsupportedModelError, match="^llama: rope_theta = .* expected a positive number"):
+        llama.map_config(SMOLLM2 | {"rope_theta": value, "rope_parameters": good})
+    with pytest.raises(UnsupportedModelError, match="rope_parameters.rope_theta = .* expected a positive number"):
+        llama.map_config(SMOLLM2 | {"rope_parameters": good | {"rope_theta": value}})
+
+
+def test_rotary_parameters_that_contradict_each_other_are_refused() -> None:
+    agreeing = {"rope_type": "default", "type": "default", "rope_theta": 1e5, "partial_rotary_factor": 1.0}
+    assert llama.map_config(SMOLLM2 | {"rope_parameters": agreeing}) == llama.map_config(SMOLLM2)
+    with pytest.raises(
+        UnsupportedModelError, match="rope_theta = 100000 .* contradicts rope_parameters.rope_theta = 10000"
+    ):
+        llama.map_config(SMOLLM2 | {"rope_parameters": agreeing | {"rope_theta": 10_000}})
+    with pytest.raises(UnsupportedModelError, match="rope_parameters of type = 'linear'"):
+        llama.map_config(SMOLLM2 | {"rope_parameters": agreeing | {"type": "linear"}})
+    with pytest.raises(UnsupportedModelError, match="partial_rotary_factor = 0.5"):
+        llama.map_config(SMOLLM2 | {"rope_parameters": agreeing, "partial_rotary_factor": 0.5})
+
+
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -172,6 +196,7 @@ def test_a_size_that_is_no_count_is_named(config: dict[str, Any], attribute: str
     [
         ("rms_norm_eps", None), ("rms_norm_eps", "1e-5"), ("rms_norm_eps", float("nan")), ("rope_theta", "wide"),
         ("rope_scaling", "linear"), ("rope_scaling", [2.0]), ("rope_parameters", 5), ("layer_types", 5),
+        ("rope_parameters", []), ("rope_scaling", ""), ("rope_parameters", False), ("layer_types", {}),
         ("hidden_act", ["silu"]), ("tie_word_embeddings", "no"), ("attention_bias", 1),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +90,15 @@ def test_file_truncated_anywhere(tiny_gguf: Path, tmp_path: Path) -> None:
             loading_gguf.gguf_checkpoint(cut)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"GGUF" + b"\xff" * 60])
+ARRAY, ARRAY_OF_ONE_ARRAY = struct.pack("<I", 9), struct.pack("<IQ", 9, 1)
+NESTED = struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1) + b"a" + ARRAY + ARRAY_OF_ONE_ARRAY * 3000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04 a zip file", b"GGUF" + b"\xff" * 60, NESTED],
+    ids=["empty", "zip", "header of ones", "nested without end"],
+)
 def test_file_of_another_kind(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other.bin"
     path.write_bytes(content)

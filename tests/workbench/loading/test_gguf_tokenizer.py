@@ -205,3 +205,19 @@ def test_saved_tokenizer_reads_back_equal(tmp_path: Path) -> None:
     again = load_tokenizer(tmp_path)
     assert all(_encode(again, text) == _encode(tokenizer, text) for text in TEXTS)
     assert again.bos_token == SPECIAL
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokens", 5), ("tokens", [1, 2]), ("token_type", 5), ("merges", 4), ("merges", [1]), ("merges", ["a b c"]),
+        ("pre", [1]), ("bos_token_id", "x"), ("bos_token_id", 1.5), ("bos_token_id", [1]),
+    ],
+)  # fmt: skip
+def test_values_of_other_types_than_the_format_has(key: str, value: Any) -> None:
+    fields = _fields("gpt-2") | {f"tokenizer.ggml.{key}": value}
+    if key == "tokens" and value == [1, 2]:
+        del fields["tokenizer.ggml.token_type"]  # whose length would tell first
+    with pytest.raises(CorruptWeightsError, match="^x: the tokenizer") as caught:
+        build_tokenizer(fields, "x")
+    assert "\n" not in str(caught.value)

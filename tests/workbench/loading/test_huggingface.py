@@ -155,6 +155,16 @@ def test_own_tokenizer_replaces_the_folders(llama_folder: Path, tokenizer: PreTr
         _load(llama_folder)
 
 
+@pytest.mark.parametrize("limit", ["a", []], ids=repr)
+def test_tokenizer_settings_of_a_wrong_type(limit: Any, llama_folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """transformers takes them as they are, and fails on the first text."""
+    tokenizer.save_pretrained(llama_folder)
+    path = llama_folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": limit}))
+    with pytest.raises(CorruptWeightsError, match=f"the tokenizer in {llama_folder} cannot be read .*pass tokenizer="):
+        _load(llama_folder)
+
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

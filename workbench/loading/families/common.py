@@ -108,7 +108,10 @@ class ConfigAttributes:
 
     def take_number(self, name: str, default: float) -> float:
         """A positive number."""
-        number = self.take(name, default)
+        return self.checked_number(name, self.take(name, default))
+
+    def checked_number(self, name: str, number: Any) -> float:
+        """A value as a positive number; ``name`` says where it stood."""
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
             raise self.refusal(name, number, "expected a positive number")
         return number

@@ -74,36 +74,41 @@ def _refuse_windows(attributes: ConfigAttributes, n_ctx: int) -> None:
     if window is not None and window < n_ctx:
         advice = f"it is shorter than the context of {n_ctx}: load the model with n_ctx={window} or less"
         raise attributes.refusal("sliding_window", window, advice)
-    layer_types = attributes.take("layer_types", None) or []
-    if not isinstance(layer_types, (list, tuple)):
+    layer_types = attributes.take("layer_types", None)
+    if not isinstance(layer_types, (list, tuple, type(None))):
         raise attributes.refusal("layer_types", layer_types, "expected a list")
-    for kind in layer_types:
+    for kind in layer_types or ():
         if kind != "full_attention" and window is None:
             raise attributes.refusal("layer_types", kind, "every layer must be 'full_attention'")
 
 
 def _rotary_base(attributes: ConfigAttributes) -> float:
     """θ from ``rope_parameters`` (transformers 5) or from ``rope_theta`` and ``rope_scaling`` (before)."""
-    theta = attributes.take("rope_theta", None)
-    share = attributes.take("partial_rotary_factor", None)
+    thetas = {"rope_theta": attributes.take("rope_theta", None)}
+    shares = [attributes.take("partial_rotary_factor", None)]
     for name in ("rope_scaling", "rope_parameters"):
-        given = attributes.take(name, None) or {}
+        given = attributes.take(name, None)
+        if given is None:
+            continue
         if not isinstance(given, Mapping):
             raise attributes.refusal(name, given, "expected names and values")
         parameters = dict(given)
-        kind = parameters.pop("rope_type", parameters.pop("type", "default"))
-        parameters.pop("type", None)
-        if kind != "default":
-            raise attributes.refusal(f"{name} of type", kind, "only unscaled rotary positions are")
-        theta = parameters.pop("rope_theta", theta)
-        share = parameters.pop("partial_rotary_factor", share)
+        for kind in (parameters.pop(key) for key in ("rope_type", "type") if key in parameters):
+            if kind != "default":
+                raise attributes.refusal(f"{name} of type", kind, "only unscaled rotary positions are")
+        thetas[f"{name}.rope_theta"] = parameters.pop("rope_theta", None)
+        shares.append(parameters.pop("partial_rotary_factor", None))
         if parameters:
             raise attributes.refusal(name, parameters, "only rope_type and rope_theta are")
-    if share not in (None, 1.0):
-        raise attributes.refusal("partial_rotary_factor", share, "every dimension of a head must rotate")
-    if theta is not None and (isinstance(theta, bool) or not isinstance(theta, (int, float))):
-        raise attributes.refusal("rope_theta", theta, "expected a number")
-    return 10_000.0 if theta is None else float(theta)
+    for share in shares:
+        if share not in (None, 1.0):
+            raise attributes.refusal("partial_rotary_factor", share, "every dimension of a head must rotate")
+    known = {name: attributes.checked_number(name, theta) for name, theta in thetas.items() if theta is not None}
+    if len(set(known.values())) > 1:
+        (first, theta), *_ = known.items()
+        others = ", ".join(f"{name} = {other}" for name, other in known.items() if other != theta)
+        raise attributes.refusal(first, theta, f"it contradicts {others}: keep the one that the model was trained with")
+    return float(next(iter(known.values()), 10_000.0))
 
 
 _LAYER = "layers.{layer}"
