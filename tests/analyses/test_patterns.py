@@ -129,13 +129,13 @@ def test_bars_of_blocks_are_told_from_bars_of_tokens(random_model: HookedTransfo
 
     note, hovers = told(N)
     assert note.endswith("Bars: the sum of the weights on each key, and the entropy of each query.")
-    assert all("keys" not in hover and "queries" not in hover for hover in hovers)
+    assert [hover.split(" %")[0] for hover in hovers] == ["key", "query", "query"] and "<br>key %" in hovers[2]
     note, hovers = told(10)
     assert note.endswith("the weights on all keys of a block, and the mean entropy of the queries of a block.")
-    assert [hover.split(" %")[0] for hover in hovers] == ["keys", "queries", "queries"] and "<br>keys" in hovers[2]
+    assert [hover.split(" %")[0] for hover in hovers] == ["keys", "queries", "queries"] and "<br>keys %" in hovers[2]
     note, hovers = told(10, queries=(20, 30))  # one query a cell, but four keys
     assert note.endswith("the weights on all keys of a block, and the entropy of each query.")
-    assert [hover.split(" %")[0] for hover in hovers] == ["keys", "query", "query"] and "<br>keys" in hovers[2]
+    assert [hover.split(" %")[0] for hover in hovers] == ["keys", "query", "query"] and "<br>keys %" in hovers[2]
 
 
 LONG = """
