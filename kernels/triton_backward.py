@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from workbench.kernels.triton_tiles import is_visible, row_bounds, tanh, tile_scores
+from workbench.kernels.triton_tiles import column_range, is_visible, row_bounds, tanh, tile_scores
 
 
 @triton.jit
@@ -60,16 +60,8 @@ def query_gradient_kernel(
     log2_l = tl.load(log_sum + at, mask=seeing, other=0.0)
     deltas = tl.load(delta + at, mask=seeing, other=0.0)
 
-    start = tl.min(first) // BLOCK_N * BLOCK_N
-    stop = tl.max(end)
-    n_global = 0
-    global_start = 0
-    if GLOBAL:
-        global_start = tl.min(global_first) // BLOCK_N * BLOCK_N
-        stop = tl.maximum(stop, tl.where(tl.max(global_end) > start, tl.max(global_end), 0))
-        n_global = tl.cdiv(tl.maximum(tl.minimum(tl.max(global_end), start) - global_start, 0), BLOCK_N)
-    n_tiles = n_global + tl.cdiv(tl.maximum(stop - start, 0), BLOCK_N)
-
+    start, stop, global_start, n_global = column_range(first, end, global_first, global_end, BLOCK_N, GLOBAL)
+    n_tiles = n_global + (stop - start) // BLOCK_N
     acc = tl.zeros([BLOCK_M, PADDED_QK], tl.float32)
     away = tl.zeros([BLOCK_M], tl.float32)
     for tile in range(0, n_tiles):

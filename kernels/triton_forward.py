@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from workbench.kernels.triton_tiles import is_visible, row_bounds, tile_scores
+from workbench.kernels.triton_tiles import column_range, is_visible, row_bounds, tile_scores
 
 
 @triton.jit
@@ -55,17 +55,8 @@ def forward_kernel(
     )  # [BLOCK_M, PADDED_QK]
     first, end, global_first, global_end = row_bounds(bounds, batch, row, n_queries, bounds_step, GLOBAL)
 
-    # Columns in whole tiles: `start` up to `stop` hold the intervals of all rows, of which those from `full_start` up
-    # to `full_stop` are seen by every row; global columns lie before `start`.
-    start = tl.min(first) // BLOCK_N * BLOCK_N
-    stop = tl.max(end)
-    n_global = 0
-    global_start = 0
-    if GLOBAL:
-        global_start = tl.min(global_first) // BLOCK_N * BLOCK_N
-        stop = tl.maximum(stop, tl.where(tl.max(global_end) > start, tl.max(global_end), 0))
-        n_global = tl.cdiv(tl.maximum(tl.minimum(tl.max(global_end), start) - global_start, 0), BLOCK_N)
-    stop = start + tl.cdiv(tl.maximum(stop - start, 0), BLOCK_N) * BLOCK_N
+    start, stop, global_start, n_global = column_range(first, end, global_first, global_end, BLOCK_N, GLOBAL)
+    # Every row sees the columns from full_start up to full_stop.
     full_start = tl.minimum(tl.cdiv(tl.max(first), BLOCK_N) * BLOCK_N, stop)
     full_stop = tl.maximum(tl.min(end) // BLOCK_N * BLOCK_N, full_start)
     if PADDING:

@@ -67,6 +67,24 @@ def row_bounds(bounds, batch, row, n_queries, step, GLOBAL: tl.constexpr):
 
 
 @triton.jit
+def column_range(first, end, global_first, global_end, BLOCK_N: tl.constexpr, GLOBAL: tl.constexpr):
+    """The columns that rows see, in whole tiles: from ``start`` to ``stop``, and ``n_global`` tiles before ``start``.
+
+    Returns start, stop, global_start, n_global; an empty range has its stop at its start.
+    """
+    start = tl.min(first) // BLOCK_N * BLOCK_N
+    stop = tl.max(end)
+    global_start = 0
+    n_global = 0
+    if GLOBAL:
+        global_start = tl.min(global_first) // BLOCK_N * BLOCK_N
+        stop = tl.maximum(stop, tl.where(tl.max(global_end) > start, tl.max(global_end), 0))
+        n_global = tl.cdiv(tl.maximum(tl.minimum(tl.max(global_end), start) - global_start, 0), BLOCK_N)
+    stop = start + tl.cdiv(tl.maximum(stop - start, 0), BLOCK_N) * BLOCK_N
+    return start, stop, global_start, n_global
+
+
+@triton.jit
 def is_visible(column, first, end, global_first, global_end, GLOBAL: tl.constexpr):
     """Whether columns lie in the intervals of rows; the shapes broadcast."""
     inside = (column >= first) & (column < end)
