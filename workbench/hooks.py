@@ -40,7 +40,7 @@ _OPTIONAL_HOOKS = {
 
 
 class HookPoint(BaseHookPoint):
-    """TransformerLens' hook point. What a hook returns takes the value's place, so it must have its shape.
+    """TransformerLens' hook point. What a hook returns takes the value's place: same shape, dtype and device.
 
     Raises (when called):
         ValueError: a hook returned something else, which broadcasting might carry on in silence.
@@ -48,13 +48,17 @@ class HookPoint(BaseHookPoint):
 
     def __call__(self, x: Tensor) -> Tensor:
         y = super().__call__(x)
-        if y is not x and (not isinstance(y, Tensor) or y.shape != x.shape):
-            found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        if y is not x and (not isinstance(y, Tensor) or _form(y) != _form(x)):
+            found = _form(y) if isinstance(y, Tensor) else type(y).__name__
             raise ValueError(
-                f"a hook on {self.name} must return a tensor of the shape {list(x.shape)}, or None to leave the value; "
+                f"a hook on {self.name} must return a tensor of the shape {_form(x)}, or None to leave the value; "
                 f"got {found}"
             )
         return y
+
+
+def _form(x: Tensor) -> str:
+    return f"{list(x.shape)} in {x.dtype} on {x.device}"
 
 
 class ReadOnlyHookPoint(BaseHookPoint):

@@ -123,13 +123,15 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
             attention_mask: [batch, pos], true or 1 for real tokens. Pads are attended by nobody and count in nothing.
             position_ids: [batch, pos]; by default they count the real tokens of each sequence (and document).
             documents: int64 [batch, pos], runs of equal ids: packed texts that do not see each other.
-            stop_at_layer: return the residual that enters this layer; neither norm nor unembedding runs.
+            stop_at_layer: return the residual that enters this layer; neither norm nor unembedding runs, so there is
+                no loss to ask for.
             collector: where the statistics of all layers go, as ``run_with_statistics`` asks.
 
         Raises:
             ValueError: an argument that does not fit, in words that say which and why.
         """
         first, last = self._layer_range(start_at_layer, stop_at_layer)
+        _check_return_type(return_type, start_at_layer, stop_at_layer)
         x, attention_mask = self._read_input(input, start_at_layer, attention_mask, prepend_bos, padding_side)
         tokens = x if start_at_layer is None else None
         shape = x.shape[0], x.shape[1]
@@ -148,10 +150,7 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
         logits = self.unembed(normalized)  # [batch, pos, d_vocab]
         if return_type == "logits":
             return logits
-        if return_type not in ("loss", "both"):
-            raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
-        if tokens is None:
-            raise ValueError("a loss needs tokens, but this run started from a residual; ask for logits instead")
+        assert tokens is not None  # _check_return_type has seen to it
         loss = next_token_loss(logits, tokens, attention_mask, documents, per_token=loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
 
@@ -183,10 +182,10 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
         """Tokens [batch, pos], or with start_at_layer the residual [batch, pos, d_model]; and the attention mask."""
         if start_at_layer is not None:
             is_stream = isinstance(input, Tensor) and input.is_floating_point() and input.dim() == 3 and input.numel()
-            if not is_stream or input.shape[-1] != self.cfg.d_model:
+            if not is_stream or input.shape[-1] != self.cfg.d_model or input.dtype != self.cfg.dtype:
                 raise ValueError(
-                    f"with start_at_layer, input must be a residual stream [batch, pos, {self.cfg.d_model}], "
-                    f"got {_kind(input)}"
+                    f"with start_at_layer, input must be a residual stream [batch, pos, {self.cfg.d_model}] of the "
+                    f"model's {self.cfg.dtype}, got {_kind(input)}"
                 )
             return input.to(self.cfg.device), attention_mask
         if isinstance(input, Tensor):
@@ -200,10 +199,13 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
     def _layer_range(self, start: int | None, stop: int | None) -> tuple[int, int]:
         layers = self.cfg.n_layers
         for name, value in (("start_at_layer", start), ("stop_at_layer", stop)):
-            if value is not None and (not isinstance(value, int) or not -layers <= value <= layers):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (whole and -layers <= value <= layers):
                 raise ValueError(f"{name} must be a whole number between {-layers} and {layers}, got {value!r}")
         first = 0 if start is None else start % layers if start < 0 else start
         last = layers if stop is None else stop % layers if stop < 0 else stop
+        if first > last:
+            raise ValueError(f"start_at_layer must not lie behind stop_at_layer, got {start} and {stop}")
         return first, last
 
     def _real_tokens(self, attention_mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
@@ -313,6 +315,15 @@ class HookedTransformer(WeightViews, TokenMethods, GenerationMethods, HookedMode
             if parameter.dim() > 1 and not parameter.is_meta:
                 into_residual = name.endswith(("W_O", "W_out"))
                 nn.init.normal_(parameter, std=0.02 / (2 * self.cfg.n_layers) ** 0.5 if into_residual else 0.02)
+
+
+def _check_return_type(return_type: Any, start_at_layer: int | None, stop_at_layer: int | None) -> None:
+    if return_type not in ("logits", "loss", "both", None):
+        raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
+    if return_type in ("loss", "both") and start_at_layer is not None:
+        raise ValueError("a loss needs tokens, but this run starts from a residual; ask for logits instead")
+    if return_type in ("loss", "both") and stop_at_layer is not None:
+        raise ValueError("with stop_at_layer the model returns a residual, which has no loss; leave return_type out")
 
 
 def _holds_integers(value: Any) -> bool:

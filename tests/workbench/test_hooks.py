@@ -191,6 +191,9 @@ def test_gradients_reach_backward_hooks(pair, tokens):
         ("blocks.0.attn.hook_pattern", lambda x: x[None]),
         ("hook_embed", lambda x: (x,)),
         ("hook_embed", lambda x: False),
+        ("hook_embed", lambda x: x.double()),
+        ("blocks.0.attn.hook_pattern", lambda x: x.bfloat16()),
+        ("blocks.1.hook_mlp_out", lambda x: x.to("meta")),
     ],
 )
 def test_a_hook_that_returns_no_such_value_is_named(pair, tokens, name, edit):
