@@ -55,7 +55,8 @@ class TokenMethods:
             )
         if padding_side not in (None, "left", "right"):
             raise ValueError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
-        filler = next((i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if i is not None), 0)
+        usual = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        filler = next((i for i in usual if i is not None and i < self.cfg.d_vocab), 0)  # some lack an embedding
         tokens = torch.full((len(rows), width), filler, device=self.cfg.device)
         mask = torch.zeros((len(rows), width), dtype=torch.bool, device=self.cfg.device)
         for i, row in enumerate(rows):
@@ -131,7 +132,13 @@ class TokenMethods:
             raise ValueError("prepend_bos=True, but the tokenizer has no BOS token; leave prepend_bos out")
         # verbose=False: transformers warns of lengths beyond a limit that need not be this model's.
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return [bos, *ids] if bos is not None and prepend_bos is not False else ids
+        ids = [bos, *ids] if bos is not None and prepend_bos is not False else ids
+        if ids and (highest := max(ids)) >= self.cfg.d_vocab:  # a token that was added to the tokenizer alone
+            raise ValueError(
+                f"the text holds the token {tokenizer.convert_ids_to_tokens(highest)!r} with the id {highest}, but the "
+                f"model's vocabulary has {self.cfg.d_vocab} (0 to {self.cfg.d_vocab - 1}); leave that token out"
+            )
+        return ids
 
     def _decode(self, ids: list[int]) -> str:
         return self._require_tokenizer().decode(ids, clean_up_tokenization_spaces=False)

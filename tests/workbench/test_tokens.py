@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from workbench import HookedTransformer
+from workbench.analyses import repeated_random_tokens
 
 
 def test_bos_is_there_once_and_only_when_asked(pair):
@@ -66,3 +69,16 @@ def test_a_model_without_tokenizer_says_so(pair):
     bare = HookedTransformer(pair.model.cfg)
     with pytest.raises(ValueError, match="no tokenizer"):
         bare.to_tokens("a")
+
+
+def test_tokens_that_were_added_to_the_tokenizer_alone(pair):
+    """As in checkpoints whose pad token has no row in the embedding: it pads, and is refused in a text."""
+    tokenizer = copy.deepcopy(pair.model.tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    model = HookedTransformer.from_pretrained(pair.reference, tokenizer=tokenizer)
+    assert tokenizer.pad_token_id == model.cfg.d_vocab
+    torch.testing.assert_close(model(["a", "a b"])[0, :2], model("a")[0], atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="'<pad>' with the id 23, but the model's vocabulary has 23"):
+        model("a <pad>")
+    drawn = repeated_random_tokens(model, length=15, n_sequences=40).tokens
+    assert int(drawn[:, 1:].min()) >= 3 and int(drawn.max()) == 22  # neither special tokens nor the pad

@@ -48,7 +48,8 @@ def load_pretrained(
     Raises:
         ModelNotFoundError: no model goes by ``source``; the message offers near names.
         UnsupportedModelError: an architecture or attribute that would give wrong numbers if it were ignored.
-        CorruptWeightsError: weights that are truncated or do not belong to their configuration.
+        CorruptWeightsError: weights that are truncated, or weights, configuration and tokenizer that do not belong
+            together.
         ValueError: an argument that does not fit.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -123,6 +124,7 @@ def _build(
             f"{checkpoint.described_as}: {cfg.n_layers:,} layers, but only {len(checkpoint.tensors)} tensors; "
             "config.json and weights do not belong together"
         )
+    _refuse_foreign_tokenizer(checkpoint, cfg.d_vocab)
     stored, wanted = checkpoint.weights_description, str(dtype).removeprefix("torch.")
     cfg = dataclasses.replace(
         cfg,
@@ -155,3 +157,16 @@ def _build(
     )
     model.load_state_dict(state, assign=True)
     return model.to(device).eval()
+
+
+def _refuse_foreign_tokenizer(checkpoint: Checkpoint, d_vocab: int) -> None:
+    """Checks that the embedding has a row for every token.
+
+    Those that were added to the vocabulary, as often for padding, may lack one: a text with such a token is refused
+    when it comes.
+    """
+    if checkpoint.tokenizer is not None and (n_words := checkpoint.tokenizer.vocab_size) > d_vocab:
+        raise CorruptWeightsError(
+            f"{checkpoint.described_as}: the tokenizer has {n_words:,} tokens, but the model's vocabulary has "
+            f"{d_vocab:,}; they do not belong together: give the model its own tokenizer"
+        )

@@ -165,6 +165,19 @@ def test_tokenizer_settings_of_a_wrong_type(limit: Any, llama_folder: Path, toke
         _load(llama_folder)
 
 
+def test_tokenizer_of_a_larger_vocabulary(
+    llama_folder: Path, tokenizer: PreTrainedTokenizerFast, make_hf_model: Callable[..., PreTrainedModel]
+) -> None:
+    tokenizer.save_pretrained(llama_folder)
+    make_hf_model("llama", vocab_size=tokenizer.vocab_size).save_pretrained(llama_folder)
+    assert _load(llama_folder).cfg.d_vocab == tokenizer.vocab_size
+    make_hf_model("llama", vocab_size=tokenizer.vocab_size - 1).save_pretrained(llama_folder)
+    with pytest.raises(
+        CorruptWeightsError, match=r"tokenizer has \d+ tokens, but the model's vocabulary has \d+; they"
+    ):
+        _load(llama_folder)
+
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
