@@ -13,6 +13,7 @@ from workbench.analyses.labels import HEAD_SCORES
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.scores import MIN_FOR_INTERVAL, SCORES, measure_heads
+from workbench.analyses.sinks import MIN_LATER_QUERIES
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -43,11 +44,11 @@ class HeadStatistics(Result):
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, values.shape), strict=True)]
 
     def summary(self) -> str:
-        lines = [self.provenance.sentence(), f"{'score':<26}{'largest':>9}  head      mean over heads  rows used"]
+        lines = [self.provenance.sentence(), f"{'score':<28}{'largest':>9}  head      mean over heads  rows used"]
         for name in self.score_names:
             layer, head = self.top(name, 1)[0]
             lines.append(
-                f"{name:<26}{self[name][layer, head]:>z9.3f}  {f'L{layer}H{head}':<10}"
+                f"{name + self._which(name):<28}{self[name][layer, head]:>z9.3f}  {f'L{layer}H{head}':<10}"
                 f"{self[name].mean():>z14.3f}{self.coverage[name]:>11.0%}"
             )
         if absent := [name for name in SCORES if name not in self.score_names]:
@@ -70,7 +71,11 @@ class HeadStatistics(Result):
     def _label(self, score: str) -> str:
         from workbench.analyses.figures import axis_label
 
-        return axis_label(score, self.quantities[score].unit)
+        return axis_label(score, self.quantities[score].unit) + self._which(score)
+
+    def _which(self, score: str) -> str:
+        """What a score's name leaves open."""
+        return f" (first {self.settings['sink_keys']} tokens)" if score == "sink_mass" else ""
 
     def _draw_map(self, *, score: str | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -96,18 +101,14 @@ class HeadStatistics(Result):
             self.define(y, x),
         )
 
-    def _draw_received(self, *, layer: int = 0, theme: str = "light") -> Drawing:
+    def _draw_received(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        received = self["received"]
-        if not 0 <= layer < len(received):
-            raise ValueError(f"layer must be between 0 and {len(received) - 1}, got {layer}")
-        rows, label = f"head of layer {layer}", "mean weight received"
-        return Drawing(
-            figures.position_map(received[layer], rows=rows, columns="key position", label=label, theme=theme),
-            f"Attention that each position receives from the heads of layer {layer}",
-            self.define("received"),
-        )
+        received = self["received"].copy()
+        received[..., max(received.shape[2] - MIN_LATER_QUERIES, 0) :] = np.nan  # means over a few queries
+        missing = f"not evaluated: fewer than {MIN_LATER_QUERIES} later queries"
+        figure = figures.position_map(received, label="mean weight received", missing=missing, theme=theme)
+        return Drawing(figure, "Attention that each key position receives, every head", self.define("received"))
 
 
 def head_statistics(

@@ -7,25 +7,49 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.analyses.figures.style import LEGEND_ABOVE, THEMES, blank_figure, colours
+from workbench.analyses.figures.style import LEGEND_ABOVE, SCORE_SCALE, THEMES, blank_figure, colourbar
+
+ROWS_WITH_LABELS = 40  # of more heads than these, the first of each layer is named
+ROOT_TICKS = (0, *(digit / power for power in (10000, 1000, 100, 10) for digit in (1, 2, 5)), 1)
 
 
-def position_map(values: np.ndarray, *, rows: str, columns: str, label: str, theme: str = "light") -> go.Figure:
-    """values [row, column] over positions, from 0 to 1; the largest value of a run of columns is what is drawn."""
-    pooled, width = _pool_columns(values, 512)
-    figure = blank_figure(theme, height=max(280, 19 * len(values) + 90), masked=True)
+def position_map(values: np.ndarray, *, label: str, missing: str = "no value", theme: str = "light") -> go.Figure:
+    """A row per head over key positions, coloured by the square root of the value: a peak leaves the rest visible.
+
+    Args:
+        values: [layer, head, key]; NaN is grey, and a legend says that there is ``missing``. Where there are more keys
+            than pixels, the largest value of a run of them is what is drawn.
+    """
+    n_layers, n_heads, n_keys = values.shape
+    names = [f"L{layer}H{head}" for layer in range(n_layers) for head in range(n_heads)]
+    pooled, width = _pool_columns(values.reshape(len(names), n_keys), 512)
+    largest = float(np.nanmax(pooled, initial=0.0)) or 1.0
+    ticks = np.array([tick for tick in ROOT_TICKS if largest / 100 <= tick <= largest or tick == 0])
+    every_row = len(names) <= ROWS_WITH_LABELS
+    figure = blank_figure(theme, height=max(280, (19 if every_row else 9) * len(names) + 90))
     figure.add_trace(
         go.Heatmap(
-            z=pooled,
+            z=np.sqrt(pooled),
+            y=names,
             x0=(width - 1) / 2,
             dx=width,
-            hovertemplate=f"{rows} %{{y}}, {columns} %{{x}}: %{{z:.4f}}<extra></extra>",
-            **colours(values, label, 1.0, signed=False),
+            customdata=pooled,
+            hovertemplate="%{y}, key %{x}: %{customdata:.4f}<extra></extra>",
+            colorscale=SCORE_SCALE,
+            zmin=0,
+            zmax=np.sqrt(largest),
+            colorbar=colourbar(f"{label} (√ colour)") | {"tickvals": np.sqrt(ticks), "ticktext": ticks},
         )
     )
+    for layer in range(1, n_layers):
+        figure.add_hline(y=layer * n_heads - 0.5, line={"color": THEMES[theme].paper, "width": 1})
+    _mark_missing(figure, np.isnan(values).all(axis=(0, 1)), missing, theme)
     suffix = "" if width == 1 else f" (maximum of {width} at a time)"
-    figure.update_xaxes(title=columns + suffix, showgrid=False)
-    figure.update_yaxes(title=rows, dtick=1, autorange="reversed", showgrid=False)
+    figure.update_xaxes(title="key position" + suffix, showgrid=False, range=[-0.5, n_keys - 0.5])
+    figure.update_yaxes(
+        title="head", type="category", tickvals=names if every_row else names[::n_heads], autorange="reversed",
+        showgrid=False,
+    )  # fmt: skip
     return figure
 
 
@@ -82,15 +106,21 @@ def position_bars(
             showlegend=False,
         )
     )
-    edges = np.diff(np.isnan(values), prepend=False, append=False).nonzero()[0].reshape(-1, 2)  # of each run of NaN
+    _mark_missing(figure, np.isnan(values), missing, theme)
+    figure.update_xaxes(title=x_label, range=[-0.5, len(values) - 0.5], showgrid=False)
+    figure.update_yaxes(title=y_label, rangemode="tozero")
+    return figure
+
+
+def _mark_missing(figure: go.Figure, is_missing: np.ndarray, name: str, theme: str) -> None:
+    """Makes the ground grey where a position, bool [position], has no value, with a legend that names it."""
+    edges = np.diff(is_missing, prepend=False, append=False).nonzero()[0].reshape(-1, 2)  # of each run
     for place, (first, end) in enumerate(edges):
         figure.add_vrect(
             x0=first - 0.5, x1=end - 0.5, fillcolor=THEMES[theme].masked, line_width=0, layer="below",
-            name=missing, showlegend=place == 0,
+            name=name, showlegend=place == 0,
         )  # fmt: skip
-    figure.update_xaxes(title=x_label, range=[-0.5, len(values) - 0.5], showgrid=False)
-    figure.update_yaxes(title=y_label, rangemode="tozero")
-    return figure.update_layout(showlegend=len(edges) > 0, legend=LEGEND_ABOVE)
+    figure.update_layout(showlegend=len(edges) > 0, legend=LEGEND_ABOVE)
 
 
 def _pool_columns(values: np.ndarray, most: int) -> tuple[np.ndarray, int]:

@@ -73,13 +73,33 @@ def test_a_range_without_a_bound_ends_at_the_largest_value() -> None:
 
 
 def test_one_wide_columns_survive_pooling() -> None:
-    values = np.zeros((2, 3000))
-    values[1, 1234] = 0.7
-    (heatmap,) = figures.position_map(values, rows="head", columns="key", label="received").data
+    values = np.zeros((1, 2, 3000))
+    values[0, 1, 1234] = 0.64
+    figure = figures.position_map(values, label="received")
+    (heatmap,) = figure.data
     z = np.asarray(heatmap.z)
-    assert z.shape[1] <= 512 and z.max() == 0.7
+    assert z.shape[1] <= 512 and z.max() == pytest.approx(0.8) and np.max(heatmap.customdata) == 0.64
     column = int(z[1].argmax())
     assert abs(heatmap.x0 + column * heatmap.dx - 1234) <= heatmap.dx / 2
+    assert "of 6 at a time" in figure.layout.xaxis.title.text
+
+
+def test_a_map_of_positions_has_a_row_for_every_head_and_no_range_of_what_is_missing() -> None:
+    values = np.full((3, 2, 10), 0.01)
+    values[2, 1, 4] = 0.04
+    values[..., 8:] = np.nan
+    figure = figures.position_map(values, label="received", missing="too few queries")
+    (heatmap,) = figure.data
+    assert list(heatmap.y) == ["L0H0", "L0H1", "L1H0", "L1H1", "L2H0", "L2H1"]
+    assert heatmap.zmax == pytest.approx(0.2) and heatmap.customdata[5][4] == 0.04
+    ticks = dict(zip(heatmap.colorbar.ticktext, heatmap.colorbar.tickvals, strict=True))
+    assert all(at == pytest.approx(np.sqrt(tick)) for tick, at in ticks.items()) and len(ticks) >= 4
+    grey = [shape for shape in figure.layout.shapes if shape.type == "rect"]
+    assert [(shape.x0, shape.x1, shape.name) for shape in grey] == [(7.5, 9.5, "too few queries")]
+    assert figure.layout.showlegend
+    many = figures.position_map(np.ones((30, 9, 5)), label="received")
+    assert list(many.layout.yaxis.tickvals) == [f"L{layer}H0" for layer in range(30)]
+    assert figures.position_map(np.full((1, 1, 5), np.nan), label="received").data[0].zmax == 1.0
 
 
 def test_scatter_names_the_highest_heads() -> None:

@@ -155,7 +155,7 @@ def test_without_a_repeated_token_induction_is_undefined_and_says_so(random_mode
         with pytest.raises(ValueError, match="no query of these inputs counts"):
             refused()
     assert "entropy" in found.figure("map").data[0].colorbar.title.text
-    assert found.figure("scatter").layout.yaxis.title.text == "sink mass"
+    assert found.figure("scatter").layout.yaxis.title.text == "sink mass (first 4 tokens)"
 
 
 def test_intervals_come_from_twenty_sequences_on(random_model: HookedTransformer) -> None:
@@ -239,13 +239,28 @@ def test_bad_input_is_refused(random_model: HookedTransformer, arguments: dict[s
         head_statistics(random_model, **arguments)
 
 
-def test_unknown_scores_and_layers_are_refused(random_model: HookedTransformer) -> None:
+def test_unknown_scores_are_refused(random_model: HookedTransformer) -> None:
     found = head_statistics(random_model, torch.tensor([1, 2, 1, 2]))
     with pytest.raises(ValueError, match="score must be one of entropy"):
         found.figure("map", score="entropi")
-    with pytest.raises(ValueError, match="between 0 and 2"):
-        found.figure("received", layer=3)
-    assert found.figure("received", layer=1).layout.yaxis.title.text == "head of layer 1"
+
+
+def test_the_map_of_received_attention_leaves_out_means_over_a_few_queries(random_model: HookedTransformer) -> None:
+    tokens = torch.randint(0, 50, (40,), generator=torch.Generator().manual_seed(0))
+    found = head_statistics(random_model, tokens)
+    (heatmap,) = found.figure("received").data
+    drawn = np.reshape(heatmap.customdata, found["received"].shape)
+    assert np.isnan(drawn[..., 24:]).all()  # key 23 is seen by 16 later queries
+    np.testing.assert_array_equal(drawn[..., :24], found["received"][..., :24])
+    assert np.isfinite(found["received"]).all()
+    assert head_statistics(random_model, tokens[:5]).figure("received").layout.showlegend
+
+
+def test_the_mass_on_sinks_says_on_how_many_tokens(random_model: HookedTransformer) -> None:
+    found = head_statistics(random_model, torch.arange(8), sink_keys=2)
+    assert "sink_mass (first 2 tokens)" in found.summary()
+    assert found.figure("map", score="sink_mass").data[0].colorbar.title.text == "sink mass (first 2 tokens)"
+    assert found.figure("map", score="entropy").data[0].colorbar.title.text == "entropy (nats)"
 
 
 def test_weights_that_are_no_numbers_give_no_scores(random_model: HookedTransformer) -> None:
