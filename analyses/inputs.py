@@ -9,6 +9,8 @@ from typing import Any
 from workbench.analyses.prompts import DescribedTokens, chunked_text, quoted
 from workbench.errors import WorkbenchError
 
+_NOT_IN_TEXT = frozenset(range(32)) - frozenset(b"\t\n\v\f\r\x1b")  # bytes, in any of the encodings of one byte
+
 
 def read_text(path: str | os.PathLike) -> str:
     """The text of a UTF-8 file.
@@ -19,7 +21,10 @@ def read_text(path: str | os.PathLike) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig")  # without the mark that some editors put first
     except UnicodeDecodeError as error:
-        encoding = "utf-16" if error.object.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
+        is_utf16 = error.object.startswith((b"\xff\xfe", b"\xfe\xff"))
+        if not is_utf16 and not _NOT_IN_TEXT.isdisjoint(error.object):
+            raise WorkbenchError(f"{path} does not look like text; give a UTF-8 text file") from None
+        encoding = "utf-16" if is_utf16 else "latin1"
         raise WorkbenchError(
             f"{path} is not UTF-8 text (its byte {error.start} cannot be read); convert it, "
             f"for instance with: iconv -f {encoding} -t utf-8 {path}"

@@ -198,15 +198,18 @@ def _port(text: str) -> int:
 def _app(options: argparse.Namespace) -> None:
     _require("dash", "dash_mantine_components", "dash_ag_grid", extra="app")
     from workbench.app.main import serve
+    from workbench.loading.pretrained import check_source
 
     def say(text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
+    device = _checked_device(options.device)
+    check_source(options.model)
     with suppress(KeyboardInterrupt):  # the way to stop it
         serve(
             model=options.model,
-            device=_checked_device(options.device),
+            device=device,
             port=options.port,
             open_browser=not options.no_browser,
             say=say,
@@ -325,7 +328,10 @@ def _text_of(options: argparse.Namespace) -> str | None:
             raise WorkbenchError("--max-tokens shortens a text; random tokens have --length and --sequences")
         return None
     if given := [RANDOM[name] for name in _random_options(options)]:
-        raise WorkbenchError(f"{' and '.join(given)} need --random in place of a text; leave them out, or the text")
+        needs, them = ("needs", "it") if len(given) == 1 else ("need", "them")
+        raise WorkbenchError(
+            f"{' and '.join(given)} {needs} --random in place of a text; leave {them} out, or the text"
+        )
     text = options.prompt if options.prompt is not None else read_text(options.text)
     check_characters(text)
     if not text.strip():

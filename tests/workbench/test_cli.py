@@ -222,6 +222,10 @@ def test_an_unknown_model_is_met_with_near_names(refused: Refused) -> None:
     assert "did you mean demo?" in refused("heads", "dem0", "--prompt", "a")
     assert "did you mean smollm2-135m?" in refused("induction", "smollm2-135")
     assert "did you mean smollm2-135m?" in refused("fetch", "smolm2-135m", out=False)
+    assert "did you mean demo?" in refused("app", "--no-browser", "--model", "dem0", out=False)
+    assert "is neither a known model nor" in refused("app", "--no-browser", "--model", "nope", out=False)
+    said = refused("fetch", "gpt2", out=False)
+    assert "known names are demo, smollm2-135m (one from Hugging Face is downloaded when it is first used)" in said
     assert "there is no folder or file ./nowhere" in refused("sinks", "./nowhere", "--prompt", "a")
 
 
@@ -274,6 +278,9 @@ def test_texts_that_cannot_be_analysed(refused: Refused, tmp_path: Path, folder:
     assert "later queries" in refused("sinks", folder, "--prompt", "a b c")
     text.write_bytes("a b c".encode("utf-16"))
     assert "iconv -f utf-16" in refused("heads", folder, "--text", text)
+    for binary in (b"\x89PNG\r\n\x1a\n\x00\x00", b"\x1f\x8b\x08\x00 packed", b"\xff\xd8\xff\xe0\x00\x10JFIF"):
+        text.write_bytes(binary)
+        assert "does not look like text" in (said := refused("heads", folder, "--text", text)) and "iconv" not in said
     assert "not valid Unicode" in refused("heads", folder, "--prompt", "a \udcff b")
 
 
@@ -287,7 +294,8 @@ def test_options_that_do_not_fit_the_model(
         said = refused(command, folder, "--prompt", "a", "--length", "8", "--seed", "0")
         assert "--length and --seed need --random" in said
     (tmp_path / "text.txt").write_text("a b c")
-    assert "--sequences need" in refused("heads", folder, "--text", tmp_path / "text.txt", "--sequences", "8")
+    said = refused("heads", folder, "--text", tmp_path / "text.txt", "--sequences", "8")
+    assert "--sequences needs --random in place of a text; leave it out" in said
     assert "--length and --sequences" in refused("heads", folder, "--random", "--max-tokens", "5")
     assert "--device meta cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "meta")
     assert "--device nonsense cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "nonsense")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,15 @@ def model_checkpoint(model: nn.Module, *, tokenizer: Any = None) -> Checkpoint:
     )
 
 
-def download_from_hub(repo_id: str, revision: str | None = None) -> Path:
+# Subfolders and consolidated files hold the same weights in other formats.
+_MODEL_FILES, _SAME_WEIGHTS = ("*.safetensors", "*.json", "*.model", "*.txt"), ("*/*", "consolidated*")
+
+
+def download_from_hub(repo_id: str, revision: str | None = None, *, files: Sequence[str] = _MODEL_FILES) -> Path:
     """Fetches a model into the hub's own cache, or finds it there, and returns its folder, named after the commit.
+
+    Args:
+        files: patterns of the names of its files.
 
     Raises:
         ModelNotFoundError: no such model or revision, no permission, or no connection.
@@ -124,15 +131,10 @@ def download_from_hub(repo_id: str, revision: str | None = None) -> Path:
     from huggingface_hub import constants, errors, snapshot_download
 
     try:
-        # Subfolders and consolidated files hold the same weights in other formats.
-        return Path(
-            snapshot_download(
-                repo_id,
-                revision=revision,
-                allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt"],
-                ignore_patterns=["*/*", "consolidated*"],
-            )
+        folder = snapshot_download(
+            repo_id, revision=revision, allow_patterns=list(files), ignore_patterns=list(_SAME_WEIGHTS)
         )
+        return Path(folder)
     except errors.GatedRepoError:
         reason = "is gated: accept its terms on huggingface.co and log in with `hf auth login`"
     except errors.RepositoryNotFoundError:

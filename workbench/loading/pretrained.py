@@ -81,22 +81,42 @@ def open_checkpoint(
         _refuse_revision(revision, "a known name, which is one fixed artefact,")
         folder = sources.fetch(str(source), progress)
         return dataclasses.replace(huggingface.folder_checkpoint(folder, tokenizer=tokenizer), model_name=str(source))
+    if (path := _local_path(source)) is not None:
+        _refuse_revision(revision, "a local path")
+        opened = huggingface.folder_checkpoint if path.is_dir() else gguf_checkpoint
+        return opened(path, tokenizer=tokenizer)
+    folder = _from_hub(str(source), revision)
+    checkpoint = huggingface.folder_checkpoint(folder, tokenizer=tokenizer, revision=folder.name)
+    return dataclasses.replace(checkpoint, model_name=str(source), described_as=str(source))
+
+
+def check_source(source: str) -> None:
+    """Finds out whether ``source`` names something, without fetching more of it than its configuration.
+
+    Raises:
+        ModelNotFoundError: it does not, as ``load_pretrained`` would say.
+    """
+    if source not in sources.KNOWN_MODELS and _local_path(source) is None:
+        _from_hub(source, None, files=("config.json",))
+
+
+def _local_path(source: str | Path) -> Path | None:
+    """The folder or file that ``source`` names; None where it looks like an id on the hub."""
     path = expand_home(source)
     if path.exists():
-        _refuse_revision(revision, "a local path")
-        if path.is_dir():
-            return huggingface.folder_checkpoint(path, tokenizer=tokenizer)
-        if not path.is_file():  # a pipe, say, which would keep us waiting
+        if not path.is_dir() and not path.is_file():  # a pipe, say, which would keep us waiting
             raise ModelNotFoundError(f"{path} is neither a folder nor a file")
-        return gguf_checkpoint(path, tokenizer=tokenizer)
+        return path
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or source.endswith(".gguf"):
         raise ModelNotFoundError(f"there is no folder or file {source}")
+    return None
+
+
+def _from_hub(repo_id: str, revision: str | None, **options: Any) -> Path:
     try:
-        folder = huggingface.download_from_hub(source, revision)
+        return huggingface.download_from_hub(repo_id, revision, **options)
     except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"{error}; {sources.near_names(source)}") from None
-    checkpoint = huggingface.folder_checkpoint(folder, tokenizer=tokenizer, revision=folder.name)
-    return dataclasses.replace(checkpoint, model_name=source, described_as=source)
+        raise ModelNotFoundError(f"{error}; {sources.near_names(repo_id)}") from None
 
 
 def _refuse_revision(revision: str | None, what: str) -> None:

@@ -70,7 +70,10 @@ def fetch(name: str, progress: Progress) -> Path:
         WorkbenchError: the cache folder cannot be written, or a package is missing.
     """
     if name not in KNOWN_MODELS:
-        raise ModelNotFoundError(f"no model {name!r}: {near_names(name)}")
+        raise ModelNotFoundError(
+            f"no model {name!r}: {near_names(name)} "
+            "(one from Hugging Face is downloaded when it is first used)"
+        )
     model = KNOWN_MODELS[name]
     if model.fetched:
         return model.path
@@ -101,7 +104,7 @@ def near_names(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), KNOWN_MODELS, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f"known names are {', '.join(KNOWN_MODELS)}; or pass a Hugging Face id, a folder or a GGUF file"
+    return f"known names are {', '.join(KNOWN_MODELS)}"
 
 
 def cache_folder() -> Path:

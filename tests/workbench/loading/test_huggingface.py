@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from workbench import HookedTransformer
 from workbench.errors import CorruptWeightsError, ModelNotFoundError, UnsupportedModelError, WorkbenchError
+from workbench.loading.pretrained import check_source
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -206,6 +207,23 @@ def test_hub_id_that_is_not_there(hub_cache: Path) -> None:
         _load("someone/else")
     with pytest.raises(ModelNotFoundError, match="did you mean smollm2-135m"):
         _load("smolm2-135m")
+
+
+def test_a_source_is_checked_without_reading_its_weights(
+    hub_cache: Path, llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (llama_folder / WEIGHTS).write_bytes(b"")
+    wanted: list[Any] = []
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **k: wanted.append(k["allow_patterns"]) or real(*a, **k)
+    )
+    for source in ("demo", "smollm2-135m", str(llama_folder), "someone/tiny-llama"):
+        check_source(source)
+    assert wanted == [["config.json"]]
+    for source, message in (("someone/else", "^someone/else is neither .*; known names"), ("./x", "no folder or file")):
+        with pytest.raises(ModelNotFoundError, match=message):
+            check_source(source)
 
 
 @pytest.mark.parametrize(
