@@ -147,10 +147,14 @@ class InductionHeads(Result):
         from workbench.analyses import figures
 
         figure = figures.effects(
-            [str(name) for name in self.coordinates["ablated"]],
+            [
+                str(name) if verdict == "control" else f"{name}: {verdict}"
+                for name, verdict in zip(self.coordinates["ablated"], self["verdict"], strict=True)
+            ],
             {
                 "mean ablation": (self["mean_effect"], self["mean_effect_sem"]),
                 "zero ablation": (self["zero_effect"], self["zero_effect_sem"]),
+                "mean ablation, after its peers": (self["peer_effect"], self["peer_effect_sem"]),
             },
             control=self.control_effect,
             x_label="change of the repeated tokens' loss (nats per token)",
@@ -158,7 +162,7 @@ class InductionHeads(Result):
         )
         note = (
             f"Mean ablation replaces the head's output by its mean per position on {self.replacement_in_words()}, zero "
-            f"ablation by zeros. {self._errors('Bars')}"
+            f"ablation by zeros. After its peers: after all other heads with the pattern. {self._errors('Bars')}"
         )
         if np.isfinite(self.control_effect):
             note += f" Controls: random heads of the same layers. Grey: ± {self.control_effect_in_words()}."

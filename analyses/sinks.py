@@ -92,7 +92,7 @@ class AttentionSinks(Result):
             self["sink_weight"],
             x_label=f"‖v W<sub>O</sub>‖ at position {self.sink_position} / median key",
             y_label=f"mean weight on position {self.sink_position}",
-            log_x=True,
+            ratio=True,
             theme=theme,
         )
         title = "Weight on the sink against the norm of what it adds, every head"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 import unicodedata
 from pathlib import Path
@@ -13,16 +14,18 @@ import plotly.graph_objects as go
 from workbench.analyses.figures.style import escaped
 
 TITLE_SIZE, CAPTION_SIZE = 17, 12  # pixels
-TITLE_WIDTH, CAPTION_WIDTH = 66, 132  # characters: what fits on a page of 900 pixels, beside the buttons for the title
+TITLE_WIDTH, CAPTION_WIDTH = 66, 150  # characters: what fits on a page of 900 pixels, beside the buttons for the title
 
 
-def captioned(figure: go.Figure, title: str, *paragraphs: str) -> go.Figure:
+def captioned(figure: go.Figure, title: str, note: str, source: str) -> go.Figure:
     """The figure, so that it can stand by itself: a title above it, and under that in small print what one must know.
 
-    It grows by the height of the text, which is taken as it is: nothing in it is markup.
+    It grows by the height of the text, of which nothing is markup. In the note v_j is written as v with an index; the
+    source, which may quote a user's text, is left as it is.
     """
     title_lines = _wrapped(title, TITLE_WIDTH)
-    caption_lines = [line for paragraph in paragraphs for line in _wrapped(paragraph, CAPTION_WIDTH)]
+    note_lines = [re.sub(r"_(\w+)", r"<sub>\1</sub>", line) for line in _wrapped(note, CAPTION_WIDTH)]
+    caption_lines = note_lines + _wrapped(source, CAPTION_WIDTH)
     legend = 26 if figure.layout.showlegend else 0
     room = 1.3 * (TITLE_SIZE * len(title_lines) + CAPTION_SIZE * len(caption_lines)) + legend + 10
     figure.update_layout(
@@ -45,9 +48,11 @@ def captioned(figure: go.Figure, title: str, *paragraphs: str) -> go.Figure:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Escaped lines of at most so many characters, of which Chinese and other wide ones count twice."""
+    """Escaped lines of about the same length, at most so many characters, of which wide ones (Chinese) count twice."""
     filled = "".join(c + "\0" * (unicodedata.east_asian_width(c) in "WF") for c in text)
-    return [escaped(line.replace("\0", "")) for line in textwrap.wrap(filled, width)]
+    n_lines = len(textwrap.wrap(filled, width))
+    fitting = (lines for w in range(1, width + 1) if len(lines := textwrap.wrap(filled, w)) == n_lines)
+    return [escaped(line.replace("\0", "")) for line in next(fitting)]
 
 
 def config(filename: str = "figure") -> dict[str, Any]:

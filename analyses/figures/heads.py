@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,6 +14,7 @@ from workbench.analyses.figures.style import (
     THEMES,
     VERMILLION,
     blank_figure,
+    colour_of_text,
     colourbar,
     colours,
 )
@@ -39,16 +41,12 @@ def head_map(
     """
     n_layers, n_heads = values.shape
     heads = [[f"L{layer}H{head}" for head in range(n_heads)] for layer in range(n_layers)]
-    heatmap = go.Heatmap(
-        z=values,
-        customdata=heads,
-        hovertemplate="%{customdata}: %{z:.4f}<extra></extra>",
-        **colours(values, label, upper, signed),
-    )
-    if values.size <= CELLS_WITH_TEXT:
-        heatmap.update(texttemplate="%{z:.2f}", textfont_size=10)
+    scale = colours(values, label, upper, signed)
     figure = blank_figure(theme, height=max(280, 19 * n_layers + 90), masked=True)
-    figure.add_trace(heatmap)
+    hover = "%{customdata}: %{z:.4f}<extra></extra>"
+    figure.add_trace(go.Heatmap(z=values, customdata=heads, hovertemplate=hover, **scale))
+    if values.size <= CELLS_WITH_TEXT:
+        figure.update_layout(annotations=_printed(values, scale))
     for layer, head in marked:
         corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
         figure.add_shape(type="rect", line={"color": VERMILLION, "width": 2}, **corners)
@@ -57,25 +55,43 @@ def head_map(
     return figure
 
 
+def _printed(values: np.ndarray, scale: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The values of a map as text on its cells, black or white, whichever stands out more."""
+    shares = np.clip((values - scale["zmin"]) / (scale["zmax"] - scale["zmin"]), 0, 1)
+    return [
+        {
+            "x": head,
+            "y": layer,
+            "text": f"{values[layer, head]:z.2f}",
+            "showarrow": False,
+            "font": {"size": 10, "color": colour_of_text(scale["colorscale"], shares[layer, head])},
+        }
+        for layer, head in np.argwhere(np.isfinite(values)).tolist()
+    ]
+
+
 def head_scatter(
     x: np.ndarray,
     y: np.ndarray,
     *,
     x_label: str,
     y_label: str,
-    log_x: bool = False,
+    ratio: bool = False,
     n_labels: int = 6,
     theme: str = "light",
 ) -> go.Figure:
     """One point per head, coloured by layer; x and y are [layer, head].
 
     The heads with the largest y are named, as far as there is room beside them.
+
+    Args:
+        ratio: x is a ratio: its axis is logarithmic, with a line at 1.
     """
     layers, heads = (part.reshape(-1) for part in np.indices(x.shape))
     names = np.array([f"L{layer}H{head}" for layer, head in zip(layers, heads, strict=True)])
     best = np.argsort(-np.nan_to_num(y, nan=-np.inf), axis=None, kind="stable")[:n_labels]
     with np.errstate(all="ignore"):
-        drawn = np.stack([np.log10(x) if log_x else x, y]).reshape(2, -1)
+        drawn = np.stack([np.log10(x) if ratio else x, y]).reshape(2, -1)
     places = _label_places(drawn, best)
     figure = blank_figure(theme, height=460)
     figure.add_trace(
@@ -97,11 +113,19 @@ def head_scatter(
             cliponaxis=False,
         )
     )
-    figure.update_xaxes(title=x_label)
-    if log_x:
-        figure.update_xaxes(type="log", tickvals=[d * 10.0**e for e in range(-6, 7) for d in (1, 2, 5)])
+    figure.update_xaxes(title=f"{x_label} (log scale)" if ratio else x_label)
+    if ratio:
+        figure.add_vline(x=1, line={"color": THEMES[theme].text, "width": 1, "dash": "dot"})
+        figure.update_xaxes(type="log", tickvals=_ratio_ticks(np.append(drawn[0], 0.0)))
     figure.update_yaxes(title=y_label)
     return figure
+
+
+def _ratio_ticks(logarithms: np.ndarray) -> list[float]:
+    """Round numbers of every power of ten, the more of them the fewer powers the (decimal) logarithms span."""
+    decades = np.ptp(logarithms[np.isfinite(logarithms)])
+    digits = (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9) if decades < 1 else (1, 2, 3, 5) if decades < 2 else (1, 2, 5)
+    return [float(f"{digit}e{power}") for power in range(-6, 7) for digit in digits]
 
 
 def _label_places(drawn: np.ndarray, points: np.ndarray) -> dict[int, str]:
@@ -161,10 +185,11 @@ def effects(
                     "symbol": ("circle", "diamond", "square")[place],
                     "size": 9,
                 },
+                orientation="h",
                 error_x={"array": errors, "thickness": 1.2, "width": 3},
                 hovertemplate="%{y}, " + kind + ": %{x:+.4f}<extra></extra>",
             )
         )
     figure.update_xaxes(title=x_label, zeroline=False)
     figure.update_yaxes(autorange="reversed", type="category", title="ablated head", showgrid=True)
-    return figure.update_layout(showlegend=True, legend=LEGEND_ABOVE)
+    return figure.update_layout(scattermode="group", scattergap=0.4, showlegend=True, legend=LEGEND_ABOVE)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SCORE_SCALE, SIGNED_SCALE = "cividis", "RdBu_r"
@@ -87,6 +88,14 @@ def colours(values: np.ndarray, label: str, upper: float | None, signed: bool) -
 
 def colourbar(title: str) -> dict[str, Any]:
     return {"title": {"text": title, "side": "right"}, "thickness": 14, "outlinewidth": 0, "len": 1, "ypad": 0}
+
+
+def colour_of_text(colorscale: str, share: float) -> str:
+    """Black or white, whichever stands out more (WCAG 2.2) from the colour at ``share`` of a scale."""
+    (background,) = sample_colorscale(colorscale, [share], colortype="tuple")
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in background]
+    luminance = float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
 
 
 def escaped(text: str) -> str:

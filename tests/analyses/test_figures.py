@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from plotly.colors import sample_colorscale
 
 from workbench.analyses import figures
 
@@ -59,6 +60,22 @@ def test_a_head_map_runs_down_from_layer_0_over_a_stated_range() -> None:
     assert figure.layout.plot_bgcolor == figures.THEMES["light"].masked  # shows where there is no value
 
 
+@pytest.mark.parametrize("signed", [False, True])
+def test_numbers_on_a_map_stand_out_from_their_cells(signed: bool) -> None:
+    values = np.linspace(-1.0 if signed else 0.0, 1.0, 101)[None]
+    figure = figures.head_map(values, label="s", signed=signed, upper=1.0)
+    cells = sample_colorscale("RdBu_r" if signed else "cividis", np.linspace(0, 1, 101), colortype="tuple")
+    numbers = figure.layout.annotations
+    assert [number.text for number in numbers] == [f"{value:z.2f}" for value in values[0]]
+    for number, cell in zip(numbers, cells, strict=True):
+        assert contrast(number.font.color, "#" + "".join(f"{round(255 * c):02x}" for c in cell)) >= 4.5
+
+
+def test_cells_without_a_value_and_large_maps_print_nothing() -> None:
+    assert len(figures.head_map(np.array([[0.5, np.nan]]), label="s").layout.annotations) == 1
+    assert not figures.head_map(np.ones((30, 30)), label="s").layout.annotations
+
+
 def test_effects_are_coloured_about_zero() -> None:
     (heatmap,) = figures.head_map(np.array([[-0.2, 0.5]]), label="effect", signed=True).data
     assert (heatmap.zmin, heatmap.zmax) == (-0.5, 0.5)
@@ -106,6 +123,18 @@ def test_scatter_names_the_highest_heads() -> None:
     y = np.array([[0.1, 0.9], [0.5, np.nan]])
     (points,) = figures.head_scatter(np.zeros((2, 2)), y, x_label="x", y_label="y", n_labels=2).data
     assert list(points.text) == ["", "L0H1", "L1H0", ""]
+
+
+@pytest.mark.parametrize(("low", "high", "least"), [(0.6, 0.9, 3), (0.3, 2.0, 4), (0.001, 30.0, 10)])
+def test_a_ratio_has_a_named_log_scale_with_numbers_on_it_and_a_line_at_1(low: float, high: float, least: int) -> None:
+    figure = figures.head_scatter(np.array([[low, high]]), np.ones((1, 2)), x_label="ratio", y_label="y", ratio=True)
+    axis = figure.layout.xaxis
+    assert axis.type == "log" and axis.title.text == "ratio (log scale)"
+    assert least <= sum(min(low, 1) <= tick <= max(high, 1) for tick in axis.tickvals) <= 16
+    (line,) = figure.layout.shapes
+    assert line.x0 == line.x1 == 1
+    plain = figures.head_scatter(np.ones((1, 2)), np.ones((1, 2)), x_label="x", y_label="y")
+    assert plain.layout.xaxis.title.text == "x" and not plain.layout.shapes
 
 
 @pytest.mark.parametrize("scale", ["linear", "sqrt"])
@@ -167,14 +196,30 @@ def test_a_caption_is_plain_text_above_the_same_figure() -> None:
     title = captioned.layout.title
     assert title.text == "a &lt;b&gt;&amp;" and title.subtitle.text.endswith("<br>“&lt;i&gt;”")
     lines = title.subtitle.text.split("<br>")
-    assert " ".join(lines[:-1]) == ("first " * 60).strip() and max(map(len, lines)) <= 132
+    assert " ".join(lines[:-1]) == ("first " * 60).strip() and max(map(len, lines)) <= 150
     grown = captioned.layout.height - bare.layout.height
     assert grown == captioned.layout.margin.t - bare.layout.template.layout.margin.t > 12 * len(lines) + 17
 
 
+def caption(note: str, source: str = "") -> list[str]:
+    figure = figures.captioned(figures.head_map(np.ones((1, 1)), label="a"), "t", note, source)
+    return figure.layout.title.subtitle.text.split("<br>")
+
+
 def test_wide_characters_fill_lines_sooner() -> None:
-    lines = figures.captioned(figures.head_map(np.ones((1, 1)), label="a"), "t", "注" * 100).layout.title.subtitle.text
-    assert [len(line) for line in lines.split("<br>")] == [66, 34]
+    assert [len(line) for line in caption("注" * 150)] == [75, 75]
+
+
+def test_the_last_line_of_a_caption_holds_no_lonely_word() -> None:
+    lines = caption("word " * 31)  # 155 characters: one word more than a line holds
+    assert len(lines) == 2 and abs(len(lines[0]) - len(lines[1])) <= 5
+
+
+def test_indices_in_a_note_are_set_and_quoted_text_stays_as_it_is() -> None:
+    assert caption("‖v W_O‖ and α_j, of <p_ij>", "“my_text <i>”") == [
+        "‖v W<sub>O</sub>‖ and α<sub>j</sub>, of &lt;p<sub>ij</sub>&gt;",
+        "“my_text &lt;i&gt;”",
+    ]
 
 
 def test_html_files_need_nothing_from_outside(tmp_path: Path) -> None:

@@ -76,6 +76,20 @@ def test_two_heads_that_replace_each_other_are_redundant(hand_built_model: Calla
     assert (found["mean_effect"][:3] < 0.01).all() and found["group_effect"] > 4
 
 
+def test_the_figure_shows_the_evidence_for_every_verdict(hand_built_model: Callable[..., HookedTransformer]) -> None:
+    found = induction_heads(hand_built_model(LENGTH, induction_heads=2), length=LENGTH, n_sequences=4, n_ablated=3)
+    figure = found.figure("ablation")
+    drawn = {trace.name: trace for trace in figure.data}
+    after = drawn["mean ablation, after its peers"]
+    assert list(after.y[:2]) == ["L1H0: redundant", "L1H1: redundant"]
+    np.testing.assert_array_equal(after.x, found["peer_effect"])
+    np.testing.assert_array_equal(after.error_x.array, found["peer_effect_sem"])
+    assert after.x[0] > found.control_effect + 2 * after.error_x.array[0]
+    controls = [name for name in after.y if "control" in name]
+    assert controls and all(":" not in name for name in controls)
+    assert "After its peers" in found.figure("ablation", captioned=True).layout.title.subtitle.text
+
+
 def test_peers_are_all_heads_with_the_pattern(hand_built_model: Callable[..., HookedTransformer]) -> None:
     found = induction_heads(
         hand_built_model(LENGTH, induction_heads=2),

@@ -82,7 +82,7 @@ def test_captioned_figures_say_what_they_show_and_of_what(random_model: Any) -> 
     for found, expected in (
         (
             head_statistics(random_model, prompts),
-            {"map": [drawn, "Prefix matching: weight on"], "received": ["layer 0"]},
+            {"map": [drawn, "Prefix matching: weight on"], "received": [drawn, "every head"]},
         ),
         (
             attention_sinks(random_model, tokens),
