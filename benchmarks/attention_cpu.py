@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from workbench.kernels import AttentionMask, StatisticsRequest, attention
@@ -29,7 +30,7 @@ LARGEST_PATTERN = 4096  # tokens up to which patterns are materialised here
 Run = Callable[[], object]
 
 
-def variants(n: int, window: int | None, each: bool) -> dict[str, Run]:
+def variants(n: int, options: argparse.Namespace) -> dict[str, Run]:
     """Name -> one run, the first being torch's own causal attention."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, n, D_HEAD, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -41,7 +42,7 @@ def variants(n: int, window: int | None, each: bool) -> dict[str, Run]:
         "z, entropy, maximum": StatisticsRequest(entropy=True, max_weight=True),
         "z, all but classes, top keys": everything,
     }
-    if each:
+    if options.each:
         requests |= {
             "entropy": StatisticsRequest(entropy=True),
             "max_weight": StatisticsRequest(max_weight=True),
@@ -61,7 +62,7 @@ def variants(n: int, window: int | None, each: bool) -> dict[str, Run]:
             for name, asked in requests.items()
         },
     }
-    if window is not None:
+    if (window := options.window) is not None:
         # Both by the same code: torch's operator knows no window. A bias of zero keeps it out.
         for name, mask in (
             ("tiles, causal", AttentionMask()),
@@ -72,7 +73,20 @@ def variants(n: int, window: int | None, each: bool) -> dict[str, Run]:
     if n <= LARGEST_PATTERN:
         asked = {"mask": AttentionMask(), "statistics": everything, "backend": "reference"}
         runs["all from the whole pattern"] = partial(attention, q, k, v, **asked)
+    if options.flex:
+        runs["FlexAttention"] = flex(q, k, v)
     return runs
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor) -> Run:
+    """torch's FlexAttention, which needs a C++ compiler on a CPU."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    blocks = create_block_mask(lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2], device="cpu")
+    compiled = torch.compile(flex_attention)
+    run = partial(compiled, q, k, v, block_mask=blocks, enable_gqa=True)
+    run()  # compiles
+    return run
 
 
 @torch.no_grad()
@@ -88,10 +102,11 @@ def shortest(runs: dict[str, Run], repeats: int) -> dict[str, tuple[float, float
     return found
 
 
-def peak_memory(name: str, n: int, window: int | None, each: bool) -> float:
+def peak_memory(name: str, n: int, options: argparse.Namespace) -> float:
     """What a fresh process that runs the variant once takes above its inputs, in MB (Linux)."""
     command = [sys.executable, __file__, "--tokens", str(n), "--measure-memory", name]
-    command += (["--window", str(window)] if window else []) + (["--each"] if each else [])
+    command += (["--window", str(options.window)] if options.window else []) + (["--each"] if options.each else [])
+    command += ["--flex"] if name == "FlexAttention" else []
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     return float(result.stdout.split()[-1]) if result.returncode == 0 else float("nan")
 
@@ -107,12 +122,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096])
     parser.add_argument("--window", type=int, help="also a window of so many keys, beside the same code without")
     parser.add_argument("--each", action="store_true", help="also every statistic alone")
+    parser.add_argument("--flex", action="store_true", help="also FlexAttention, which takes a minute to compile")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--measure-memory", metavar="VARIANT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure_memory:
         for n in (64, options.tokens[0]):  # a short run first, which loads what is loaded only once
-            runs = variants(n, options.window, options.each)
+            runs = variants(n, options)
             run = runs[options.measure_memory]
             if n == 64:
                 run()
@@ -124,12 +140,12 @@ def main() -> None:
         return
     print(f"{HEADS} heads of {D_HEAD}, float32, causal, torch {torch.__version__}, {torch.get_num_threads()} threads")
     for n in options.tokens:
-        found = shortest(variants(n, options.window, options.each), options.repeats)
+        found = shortest(variants(n, options), options.repeats)
         wall, processor = found["torch"]
         pattern = HEADS * n * n * 4 / 1e6
         print(f"\n{f'{n} tokens':32}{'wall-clock':>22}{'processor time':>22}{'memory':>12}  of the pattern")
         for name, (own_wall, own_processor) in found.items():
-            memory = peak_memory(name, n, options.window, options.each)
+            memory = peak_memory(name, n, options)
             cells = _cell(own_wall, wall) + _cell(own_processor, processor)
             print(f"{name:32}{cells}{memory:9.0f} MB{memory / pattern:10.1%}", flush=True)
 
