@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.errors import WorkbenchError, ran_out_of_memory
 from workbench.output import output_folder
+from workbench.tables import print_heads, print_table, scores_to_print
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
     from workbench.analyses import Result
 
 SHORTEN = "shorten it, or keep its beginning with --max-tokens"
-UNPRINTED = {"prefix_matching_latest", "prefix_matching_per_entry", "relative_entropy", "key_concentration"}
-RANDOM = {"length": "--length", "n_sequences": "--sequences", "seed": "--seed"}
+RANDOM = {  # arguments of repeated_random_tokens
+    "length": "--length", "n_sequences": "--sequences", "n_copies": "--copies", "spacing": "--spacing",
+    "seed": "--seed",
+}  # fmt: skip
+SPACINGS = ("fixed", "random gaps")
+ABLATION = ("n_ablated", "pattern_threshold")  # arguments of induction_heads
 SINK_LENGTH = 64  # tokens of a sequence in which sinks are counted (Gu et al. 2024)
 
 
@@ -106,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
     induction = _analysis(commands, "induction", "induction heads, and what their ablation costs", _induction)
     _add_random(induction)
+    _add_ablation(induction)
     _add_table(induction, INDUCTION_SCORES)
 
     sinks = _analysis(commands, "sinks", "attention sinks: where, in which heads, what they carry", _sinks)
@@ -151,7 +157,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="the text itself")
     source.add_argument("--text", type=_path, metavar="FILE", help="a UTF-8 text file")
-    source.add_argument("--random", action="store_true", help="random tokens, each sequence twice over")
+    source.add_argument("--random", action="store_true", help="random tokens that repeat")
     parser.add_argument("--max-tokens", type=_positive, metavar="N", help="keep only the first N tokens of the text")
 
 
@@ -161,7 +167,26 @@ def _add_random(parser: argparse.ArgumentParser) -> None:
     random.add_argument(
         "--sequences", dest="n_sequences", type=_positive, metavar="N", help="how many sequences (default: 8)"
     )
+    random.add_argument(
+        "--copies", dest="n_copies", type=_copies, metavar="N", help="how often the tokens occur (default: 2)"
+    )
+    random.add_argument(
+        "--spacing", choices=SPACINGS, metavar="KIND",
+        help="of the copies: fixed, or 'random gaps' of other tokens (default: fixed)",
+    )  # fmt: skip
     random.add_argument("--seed", type=int, metavar="N", help="of the draw (default: 0)")
+
+
+def _add_ablation(parser: argparse.ArgumentParser) -> None:
+    ablation = parser.add_argument_group("ablation", argument_default=argparse.SUPPRESS)
+    ablation.add_argument(
+        "--ablate", dest="n_ablated", type=_whole, metavar="N",
+        help="how many heads to ablate, those with the highest prefix matching (default: 5); 0 for none",
+    )  # fmt: skip
+    ablation.add_argument(
+        "--threshold", dest="pattern_threshold", type=_share, metavar="SHARE",
+        help="the prefix matching from which a head has the pattern (default: 0.3)",
+    )  # fmt: skip
 
 
 def _add_table(parser: argparse.ArgumentParser, scores: Mapping[str, str]) -> None:
@@ -174,10 +199,28 @@ def _add_table(parser: argparse.ArgumentParser, scores: Mapping[str, str]) -> No
     parser.set_defaults(scores=scores)
 
 
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
+def _whole(text: str, least: int = 0) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least} up, got {text!r}")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, least=1)
+
+
+def _copies(text: str) -> int:
+    return _whole(text, least=2)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and up to 1, got {text!r}")
+    return share
 
 
 def _path(text: str) -> Path:
@@ -236,9 +279,22 @@ def _induction(options: argparse.Namespace) -> None:
     def run(model: Any, report: Callable) -> Result:
         from workbench.analyses import induction_heads
 
-        return induction_heads(model, **_random_options(options), progress=report)
+        ablation = _given(options, ABLATION)
+        return induction_heads(model, **_given(options, RANDOM), **ablation, progress=report)
 
-    _analyse(options, "induction", run)
+    result = _analyse(options, "induction", run)
+    if n_left := _heads_left_out(result):
+        n_with_pattern, threshold = result.settings["n_ablated"] + n_left, result.settings["pattern_threshold"]
+        heads, were = ("head reaches", "was") if n_left == 1 else ("heads reach", "were")
+        sys.stdout.write(f"{n_left} more {heads} {threshold} but {were} not ablated: --ablate {n_with_pattern}\n")
+
+
+def _heads_left_out(result: Result) -> int:
+    """How many heads with the pattern were not ablated, although some were."""
+    from workbench.analyses.scores import reaches
+
+    n_with_pattern = int(reaches(result["prefix_matching"], result.settings["pattern_threshold"]).sum())
+    return max(0, n_with_pattern - result.settings["n_ablated"]) if result.settings["n_ablated"] else 0
 
 
 def _sinks(options: argparse.Namespace) -> None:
@@ -270,7 +326,7 @@ def _models(options: argparse.Namespace) -> None:
         )
         for model in list_models()
     ]
-    _print_table(("Name", "", "Size", "Licence", "What it is"), rows, right=("Size",))
+    print_table(("Name", "", "Size", "Licence", "What it is"), rows, right=("Size",))
     sys.stdout.write("Besides these: any Hugging Face id, folder or GGUF file of a supported architecture.\n")
 
 
@@ -286,8 +342,8 @@ def _fetch(options: argparse.Namespace) -> None:
 # What commands share
 
 
-def _analyse(options: argparse.Namespace, name: str, run: Callable[[Any, Callable], Result]) -> None:
-    """Loads the model, runs the analysis with progress, writes --out and prints the result."""
+def _analyse(options: argparse.Namespace, name: str, run: Callable[[Any, Callable], Result]) -> Result:
+    """Loads the model, runs the analysis with progress, writes --out, prints the result and returns it."""
     with output_folder(options.out) if options.out else nullcontext() as output:
         from workbench.loading.pretrained import load_pretrained
         from workbench.loading.progress import terminal_progress
@@ -297,15 +353,16 @@ def _analyse(options: argparse.Namespace, name: str, run: Callable[[Any, Callabl
             model = load_pretrained(options.model, device=device, progress=report)
             result = run(model, lambda done, what: report(name.capitalize(), round(1000 * done), 1000))
         tables = result.tables()
-        scores = _scores_to_print(tables[""], options)
+        scores = scores_to_print(tables[""], list(options.scores), options.sort)
         if output is not None:
             with output.writing():
                 _write(result, output.partial / name, tables)
     sys.stdout.write(result.summary() + "\n")
-    _print_heads(tables[""], scores, options)
+    print_heads(tables[""], {score: options.scores[score] for score in scores}, options.top)
     if output is not None:
         replaced = f"; replaced {', '.join(output.replaced)}" if output.replaced else ""
         sys.stderr.write(f"Written to {options.out}{replaced}\n")
+    return result
 
 
 def _write(result: Result, stem: Path, tables: Mapping[str, pd.DataFrame]) -> None:
@@ -327,7 +384,7 @@ def _text_of(options: argparse.Namespace) -> str | None:
         if options.max_tokens is not None:
             raise WorkbenchError("--max-tokens shortens a text; random tokens have --length and --sequences")
         return None
-    if given := [RANDOM[name] for name in _random_options(options)]:
+    if given := [RANDOM[name] for name in _given(options, RANDOM)]:
         needs, them = ("needs", "it") if len(given) == 1 else ("need", "them")
         raise WorkbenchError(
             f"{' and '.join(given)} {needs} --random in place of a text; leave {them} out, or the text"
@@ -342,12 +399,12 @@ def _text_of(options: argparse.Namespace) -> str | None:
 def _random_tokens(model: Any, options: argparse.Namespace) -> Any:
     from workbench.analyses import repeated_random_tokens
 
-    return repeated_random_tokens(model, **_random_options(options))
+    return repeated_random_tokens(model, **_given(options, RANDOM))
 
 
-def _random_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What the user has said of the random tokens; the rest is as repeated_random_tokens has it."""
-    return {name: value for name, value in vars(options).items() if name in RANDOM}
+def _given(options: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
+    """Those of the options that the user has given; the rest is as the analysis has it."""
+    return {name: value for name, value in vars(options).items() if name in names}
 
 
 def _checked_device(name: str) -> str:
@@ -369,49 +426,3 @@ def _require(*modules: str, extra: str) -> None:
         raise WorkbenchError(
             f"{missing[0]} is not installed; install what this needs with: pip install 'attention-workbench[{extra}]'"
         )
-
-
-# Printing
-
-
-def _scores_to_print(frame: pd.DataFrame, options: argparse.Namespace) -> list[str]:
-    """The scores that some head has a value of, the one to sort by first."""
-    known = [score for score in options.scores if frame[score].notna().any()]
-    first = options.sort or known[0]
-    if first not in known:
-        raise WorkbenchError(f"on these tokens no head has a value of {first}; sort by {', '.join(known)}")
-    return [first, *(score for score in known if score not in UNPRINTED | {first})]
-
-
-def _print_heads(frame: pd.DataFrame, scores: Sequence[str], options: argparse.Namespace) -> None:
-    """The heads with the largest values of the first of the scores."""
-    frame = frame.sort_values(scores[0], ascending=False, kind="stable").head(options.top)
-    rows = [
-        (f"L{row['layer']:.0f}H{row['head']:.0f}", *(_number(row[score]) for score in scores))
-        for _, row in frame.iterrows()
-    ]
-    titles = [options.scores[score] for score in scores]
-    _print_table(("Head", *titles), rows, right=titles)
-
-
-def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:z.3f}"
-
-
-def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in titles:
-        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    if not sys.stdout.isatty():
-        console.width = 100_000  # a file or pipe has no width of its own: one line a row, and nothing is folded
-    sys.stdout.flush()  # by us and not by rich, as below: a reader who leaves early is our business
-    with console.capture() as printed:
-        console.print(table)
-    sys.stdout.write(printed.get())

@@ -7,16 +7,18 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from workbench import cli
+from workbench import cli, tables
 from workbench.analyses import HeadStatistics, load_result
 from workbench.analyses.inputs import read_text
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
+from workbench.analyses.prompts import Spacing
 
 Refused = Callable[..., str]
 PROMPT = "a b c d a b c d e f g a b c d e f g h i j a b c"
@@ -123,9 +125,35 @@ def test_a_table_that_is_not_for_a_terminal_has_one_line_a_row(
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("FORCE_COLOR", "1")  # as in continuous integration, whose logs are no terminals
     long = "word " * 60 + "end"
-    cli._print_table(("Head", "What it is"), [("L0H0", long), ("L0H1", "short")])
+    tables.print_table(("Head", "What it is"), [("L0H0", long), ("L0H1", "short")])
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "L0H" in line]
     assert [[cell.strip() for cell in line] for line in lines] == [["L0H0", long], ["L0H1", "short"]]
+
+
+def test_induction_takes_every_option_of_the_analysis(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says which heads with the pattern it has not ablated."""
+    assert get_args(Spacing) == cli.SPACINGS
+    drawn = ["--length", "6", "--sequences", "2", "--copies", "3", "--spacing", "random gaps", "--seed", "5"]
+    command = ["induction", str(folder), *drawn, "--threshold", "1e-6", "--out", str(tmp_path)]
+    chosen = {"length": 6, "n_sequences": 2, "n_copies": 3, "spacing": "random gaps", "seed": 5}
+    for n_ablated, said in ((4, "2 more heads reach 1e-06 but were not ablated: --ablate 6\n"), (6, None), (0, None)):
+        assert cli.main([*command, "--ablate", str(n_ablated)]) == 0
+        printed = capsys.readouterr().out
+        assert printed.endswith(said) if said else "not ablated" not in printed
+        settings = load_result(tmp_path / "induction").settings
+        assert chosen | {"n_ablated": n_ablated, "pattern_threshold": 1e-6} == {
+            name: settings[name] for name in (*chosen, "n_ablated", "pattern_threshold")
+        }
+
+
+def test_other_analyses_draw_the_same_random_tokens(folder: Path, tmp_path: Path) -> None:
+    drawn = ["--random", "--length", "6", "--sequences", "2", "--copies", "3", "--spacing", "random gaps"]
+    for command in ("heads", "sinks"):
+        assert cli.main([command, str(folder), *drawn, "--out", str(tmp_path)]) == 0
+        provenance = load_result(tmp_path / command).provenance
+        assert "6 random tokens 3 times with random gaps, seed 0" in provenance.sentence()
 
 
 def test_the_scores_to_sort_by_are_those_of_the_results(folder: Path, tmp_path: Path) -> None:
@@ -296,6 +324,9 @@ def test_options_that_do_not_fit_the_model(
     (tmp_path / "text.txt").write_text("a b c")
     said = refused("heads", folder, "--text", tmp_path / "text.txt", "--sequences", "8")
     assert "--sequences needs --random in place of a text; leave it out" in said
+    for option, value in (("--copies", "3"), ("--spacing", "fixed")):
+        assert f"{option} needs --random" in refused("sinks", folder, "--prompt", "a", option, value)
+    assert "between 0 and 6, the number of heads" in refused("induction", folder, "--length", "8", "--ablate", "7")
     assert "--length and --sequences" in refused("heads", folder, "--random", "--max-tokens", "5")
     assert "--device meta cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "meta")
     assert "--device nonsense cannot be used" in refused("heads", folder, "--prompt", "a", "--device", "nonsense")
@@ -385,6 +416,12 @@ def test_a_bug_is_no_user_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         ["heads", "demo", "--prompt", "a", "--max-tokens", "ten"],
         ["heads", "demo", "--prompt", "a", "--sort", "nonsense"],
         ["induction", "demo", "--sequences", "-1"],
+        ["induction", "demo", "--ablate", "-1"],
+        ["induction", "demo", "--copies", "1"],
+        ["induction", "demo", "--spacing", "wide"],
+        ["induction", "demo", "--threshold", "0"],
+        ["induction", "demo", "--threshold", "nan"],
+        ["heads", "demo", "--random", "--ablate", "3"],
         ["heads", "demo", "--prompt", "a", "--out", ""],
         ["heads", "demo", "--text", ""],
         ["app", "--port", "99999"],
