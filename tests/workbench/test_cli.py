@@ -252,6 +252,8 @@ def test_an_unknown_model_is_met_with_near_names(refused: Refused) -> None:
     assert "did you mean smollm2-135m?" in refused("fetch", "smolm2-135m", out=False)
     assert "did you mean demo?" in refused("app", "--no-browser", "--model", "dem0", out=False)
     assert "is neither a known model nor" in refused("app", "--no-browser", "--model", "nope", out=False)
+    assert "no model is named; known names are demo" in refused("app", "--no-browser", "--model", "", out=False)
+    assert "no model is named; known names are demo" in refused("heads", "", "--prompt", "a")
     said = refused("fetch", "gpt2", out=False)
     assert "known names are demo, smollm2-135m (one from Hugging Face is downloaded when it is first used)" in said
     assert "there is no folder or file ./nowhere" in refused("sinks", "./nowhere", "--prompt", "a")

@@ -75,7 +75,7 @@ def open_checkpoint(
     if isinstance(source, nn.Module):
         _refuse_revision(revision, "a model in memory")
         return huggingface.model_checkpoint(source, tokenizer=tokenizer)
-    if not isinstance(source, (str, Path)) or not str(source):
+    if not isinstance(source, (str, Path)):
         raise ValueError(f"source must be a name, a path or a transformers model, got {source!r}")
     if source in sources.KNOWN_MODELS:
         _refuse_revision(revision, "a known name, which is one fixed artefact,")
@@ -102,6 +102,8 @@ def check_source(source: str) -> None:
 
 def _local_path(source: str | Path) -> Path | None:
     """The folder or file that ``source`` names; None where it looks like an id on the hub."""
+    if not str(source):  # which would stand for the present folder
+        raise ModelNotFoundError(f"no model is named; {sources.near_names('')}")
     path = expand_home(source)
     if path.exists():
         if not path.is_dir() and not path.is_file():  # a pipe, say, which would keep us waiting

@@ -71,8 +71,7 @@ def fetch(name: str, progress: Progress) -> Path:
     """
     if name not in KNOWN_MODELS:
         raise ModelNotFoundError(
-            f"no model {name!r}: {near_names(name)} "
-            "(one from Hugging Face is downloaded when it is first used)"
+            f"no model {name!r}: {near_names(name)} (one from Hugging Face is downloaded when it is first used)"
         )
     model = KNOWN_MODELS[name]
     if model.fetched:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +112,7 @@ class ConfigAttributes:
 
     def checked_number(self, name: str, number: Any) -> float:
         """A value as a positive number; ``name`` says where it stood."""
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= sys.float_info.max:
             raise self.refusal(name, number, "expected a positive number")
         return number
 
