@@ -47,7 +47,7 @@ class AttentionSinks(Result):
             f"Sink rate (ε = {self.settings['epsilon']}, first {self.settings['n_tokens']} tokens): "
             f"{rate[position]:.1%} at position {position}"
             + (f", at most {np.nanmax(others):.1%} at any other position." if np.isfinite(others).any() else "."),
-            self._evaluated(),
+            self.evaluated_in_words(),
             f"Mean weight on position {position}: {np.nanmean(weight):.3f} over all heads, "
             f"{weight[layer, head]:.3f} in L{layer}H{head}. "
             f"Mean mass on the first {self.settings['sink_keys']} tokens: {np.nanmean(self['sink_mass']):.3f}.",
@@ -82,7 +82,8 @@ class AttentionSinks(Result):
             missing=f"not evaluated: fewer than {self.settings['min_later_queries']} later queries",
             theme=theme,
         )
-        return Drawing(figure, "Sink rate of every key position", f"{self.define('sink_rate')} {self._evaluated()}")
+        note = f"{self.define('sink_rate')} {self.evaluated_in_words()}"
+        return Drawing(figure, "Sink rate of every key position", note)
 
     def _draw_norms(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -98,7 +99,8 @@ class AttentionSinks(Result):
         title = "Weight on the sink against the norm of what it adds, every head"
         return Drawing(figure, title, self.define("sink_weight", "output_norm_ratio"))
 
-    def _evaluated(self) -> str:
+    def evaluated_in_words(self) -> str:
+        """The key positions that have a sink rate, in words."""
         n, last = len(self["sink_rate"]), int(np.isfinite(self["sink_rate"]).nonzero()[0][-1])
         return (
             f"Evaluated: key positions 0 to {last} of 0 to {n - 1}, those with {self.settings['min_later_queries']} or "

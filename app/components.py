@@ -60,15 +60,25 @@ def empty_figure(height: int, text: str = "") -> go.Figure:
 
 
 def on_card(figure: go.Figure, height: int, *, revision: str = "") -> go.Figure:
-    """The figure as it sits on a card: the card's colour and font, and its zoom kept while ``revision`` stays."""
-    figure.update_layout(
+    """A captioned figure as it sits on a card: the card's colour and font, and its zoom kept while ``revision`` stays.
+
+    The card says what the figure is; its title, caption and ground are kept in ``layout.meta`` for the downloaded file.
+    """
+    layout = figure.layout
+    download = {
+        "title": layout.title.to_plotly_json(),
+        "height": layout.height,
+        "margin": layout.margin.to_plotly_json(),
+        "paper_bgcolor": layout.template.layout.paper_bgcolor,
+    }
+    figure.update_layout(title=None, margin=None, width=None).update_layout(
         font_family=FONT,
         hoverlabel_font_family=FONT,
         paper_bgcolor=CLEAR,
         height=height,
-        width=None,
         uirevision=revision,
         modebar={"bgcolor": CLEAR, "color": SOFT, "activecolor": ACCENT},
+        meta={"download": download},
     )
     if figure.layout.plot_bgcolor is None:
         figure.update_layout(plot_bgcolor=CLEAR)

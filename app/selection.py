@@ -37,10 +37,21 @@ def score_map(result: Any, score: str, scores: Mapping[str, str], view: View, sc
     """The map of a score as (figure, style, note). It is as high as its layers need, and at least ``height``."""
     n_layers, n_heads = result[score].shape
     tall = max(height, LAYER_HEIGHT * n_layers + 90)
-    figure = on_card(frame_head(result.figure("map", score=score, theme=scheme), view), tall, revision="map")
+    figure = on_card(
+        frame_head(result.figure("map", score=score, captioned=True, theme=scheme), view), tall, revision="map"
+    )
     # The frame of a head at the edge would widen a range that is left to plotly.
     figure.update_xaxes(range=(-0.5, n_heads - 0.5)).update_yaxes(range=(n_layers - 0.5, -0.5), autorange=False)
-    return figure, {"height": f"{tall}px"}, about_score(scores[score], result.quantities[score])
+    note = [*about_score(scores[score], result.quantities[score]), rows_used(result, score)]
+    return figure, {"height": f"{tall}px"}, note
+
+
+def rows_used(result: Any, score: str) -> str:
+    """Over how many queries the mean of a score is taken, where the result says so."""
+    if score not in result.coverage:
+        return ""
+    n_tokens = result.provenance.n_tokens
+    return f" Over {round(result.coverage[score] * n_tokens):,} of {n_tokens:,} queries."
 
 
 def choose_on_click(app: Dash, *sources: tuple[str, str]) -> None:

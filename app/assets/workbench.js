@@ -68,6 +68,24 @@
     if (event.target.id === "reload") window.location.reload();
   });
 
+  // A downloaded figure stands by itself: with its title, its caption, and a name that says what it is.
+  document.addEventListener(
+    "click",
+    function (event) {
+      const button = event.target.closest('.modebar-btn[data-title^="Download"]');
+      const { data, layout } = (button && button.closest(".js-plotly-plot")) || {};
+      if (!layout || !layout.meta) return;
+      event.stopPropagation();
+      const { download } = layout.meta;
+      const model = new URLSearchParams(window.location.search).get("model");
+      const title = download.title.text.replace(/<[^>]*>/g, " ");
+      const filename = `${model} ${title}`.replace(/[^\p{L}\p{N}.]+/gu, "-").replace(/^-|-$/g, "");
+      const figure = { data, layout: { ...layout, ...download } };
+      window.Plotly.downloadImage(figure, { format: "svg", width: 1000, height: download.height, filename });
+    },
+    true
+  );
+
   document.addEventListener("click", function (event) {
     if (event.target.id !== "copy-link") return;
     const said = document.getElementById("copied");

@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, ctx, html, no_update
 
+from workbench.analyses import figures
 from workbench.analyses.labels import HEAD_SCORES
 from workbench.app.components import card, empty_figure, graph, on_card, select, table
 from workbench.app.jobs import Task
@@ -130,12 +131,13 @@ def register(app: Dash, services: Services) -> None:
 
 def preview(pattern: Any, scheme: str) -> go.Figure:
     """The pattern without its tokens and bars, which are read on the page of its own."""
-    figure = on_card(pattern.figure(theme=scheme), TALL)
+    figure, settings = pattern.figure(theme=scheme), pattern.settings
     figure.data = [trace for trace in figure.data if trace.type == "heatmap"]
     figure.update_xaxes(visible=False, col=2).update_yaxes(visible=False, row=1)
     figure.update_xaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
     figure.update_yaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
-    return figure
+    title = f"Attention pattern of L{settings['layer']}H{settings['head']}"
+    return on_card(figures.captioned(figure, title, resolution(pattern), pattern.provenance.sentence()), TALL)
 
 
 def score_options(result: Any) -> list[dict[str, Any]]:
@@ -156,7 +158,9 @@ def score_scatter(result: Any, view: View, scheme: str) -> go.Figure:
     for score in (view.x, view.y):
         if score not in result.score_names:
             return empty_figure(TALL, no_value(score))
-    return on_card(result.figure("scatter", x=view.x, y=view.y, theme=scheme), TALL, revision=view.x + view.y)
+    return on_card(
+        result.figure("scatter", x=view.x, y=view.y, captioned=True, theme=scheme), TALL, revision=view.x + view.y
+    )
 
 
 def no_value(score: str) -> str:

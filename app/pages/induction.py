@@ -109,8 +109,8 @@ def register(app: Dash, services: Services) -> None:
         result = services.finished(services.induction_heads(view))
         return (
             *score_map(result, view.induction_score, INDUCTION_SCORES, view, scheme, TALL),
-            on_card(result.figure("loss", theme=scheme), TALL, revision="loss"),
-            on_card(result.figure("ablation", theme=scheme), TALL, revision="ablation"),
+            on_card(result.figure("loss", captioned=True, theme=scheme), TALL, revision="loss"),
+            on_card(result.figure("ablation", captioned=True, theme=scheme), TALL, revision="ablation"),
             about_ablation(result),
             numbers_that_matter(result),
             verdict_table(result),

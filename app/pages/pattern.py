@@ -114,7 +114,7 @@ def register(app: Dash, services: Services) -> None:
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
         result = services.finished(services.head_pattern(view))
-        figure = result.figure(scale=view.scale, theme=scheme)
+        figure = result.figure(scale=view.scale, captioned=True, theme=scheme)
         return (
             on_card(figure, TALL, revision=f"{view.queries} {view.keys}"),
             f"L{view.layer}H{view.head}",

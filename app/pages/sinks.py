@@ -42,7 +42,7 @@ def layout(view: View) -> list[Any]:
     positions = card(
         "Where the sinks are",
         graph("sinks-positions", "Sink rate of every key position", TALL),
-        note="Positions near the end have too few later queries to count.",
+        note=html.Span("", id="sinks-positions-note"),
     )
     norms = card(
         "What the sink carries",
@@ -61,6 +61,7 @@ def register(app: Dash, services: Services) -> None:
     @app.callback(
         *map_outputs(NAME),
         Output("sinks-positions", "figure"),
+        Output("sinks-positions-note", "children"),
         Output("sinks-norms", "figure"),
         Output("sinks-tiles", "children"),
         Output("sinks-kinds", "children"),
@@ -73,8 +74,9 @@ def register(app: Dash, services: Services) -> None:
         result = services.finished(services.attention_sinks(view))
         return (
             *score_map(result, view.sink_score, SINK_SCORES, view, scheme, TALL),
-            on_card(result.figure("positions", theme=scheme), TALL, revision="positions"),
-            on_card(result.figure("norms", theme=scheme), TALL, revision="norms"),
+            on_card(result.figure("positions", captioned=True, theme=scheme), TALL, revision="positions"),
+            f"{result.evaluated_in_words()} Of {result.provenance.inputs}.",
+            on_card(result.figure("norms", captioned=True, theme=scheme), TALL, revision="norms"),
             numbers_that_matter(result),
             kind_table(result),
         )

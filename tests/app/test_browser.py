@@ -205,6 +205,7 @@ def test_induction_and_sinks_draw_and_their_settings_count(watched: Open, dashbo
     page.drawn("sinks-map")
     page.wait_for_selector("#sinks-positions .barlayer .point", state="attached")
     page.wait_for_selector("#sinks-norms .scatterlayer .point")
+    page.wait_for_selector("#sinks-positions-note >> text=/Evaluated: .* 0 to 47 of 0 to 63.* of the text's/")
     assert page.locator("#sinks-kinds tbody tr").count() >= 2
     page.click_cell("sinks-map", 3, 2)
     page.wait_for_view(layer="3", head="2")
@@ -234,3 +235,22 @@ def test_the_back_button_and_a_copied_address_bring_the_view_back(watched: Open,
     assert other.text_content("#pattern-title") == "L1H2"
     assert other.input_value("#text") == TEXT
     assert other.url == copied
+
+
+def test_a_downloaded_figure_says_what_it_is(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, layer=1, head=2, score="entropy")
+    page.drawn("heads-pattern")
+    for graph, name, title in (
+        ("heads-map", "demo-Entropy-of-every-head.svg", "Entropy of every head"),
+        ("heads-pattern", "demo-Attention-pattern-of-L1H2.svg", "Attention pattern of L1H2"),
+    ):
+        assert page.locator(f"#{graph} .gtitle").count() == 0  # the card has a title of its own
+        page.hover(f"#{graph} .nsewdrag >> nth=0")
+        with page.expect_download() as found:
+            page.click(f'#{graph} .modebar-btn[data-title^="Download"]')
+        assert found.value.suggested_filename == name
+        drawing = found.value.path().read_text(encoding="utf-8")
+        said = " ".join(re.findall(r">([^<>]+)<", drawing)).replace("\xa0", " ")
+        assert title in said and "demo (float16" in said and "starting with BOS" in said
+        assert "<image" in drawing and re.search(r'<rect x="0" y="0" [^>]*fill: rgb\(255, 255, 255\)', drawing)

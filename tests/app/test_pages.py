@@ -16,14 +16,14 @@ from dash import no_update
 from dash.exceptions import PreventUpdate
 
 from workbench import HookedTransformer
-from workbench.analyses import InductionHeads, figures, head_pattern, head_statistics, induction_heads
+from workbench.analyses import InductionHeads, attention_sinks, figures, head_pattern, head_statistics, induction_heads
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.app import registry
 from workbench.app.components import message, on_card
 from workbench.app.jobs import Job, Task
 from workbench.app.models import ModelStore
 from workbench.app.pages import heads, induction, pattern, sinks
-from workbench.app.selection import clicked_head, first_head, score_map
+from workbench.app.selection import clicked_head, first_head, rows_used, score_map
 from workbench.app.services import Services, stoppable
 from workbench.app.shell import controls_of, error_message, progress_of, submitted, view_of
 from workbench.app.state import View, to_query
@@ -284,8 +284,9 @@ def test_heads_that_were_not_tested_do_not_fail_the_test(
 def test_a_map_is_as_high_as_its_layers_need() -> None:
     class Scores(dict):
         quantities = {"entropy": SimpleNamespace(definition="of a query", unit="nats")}
+        coverage: dict[str, float] = {}
 
-        def figure(self, kind: str, *, score: str, theme: str) -> go.Figure:
+        def figure(self, kind: str, *, score: str, captioned: bool, theme: str) -> go.Figure:
             return figures.head_map(self[score], label=score, theme=theme)
 
     def heights(n_layers: int) -> tuple[int, str]:
@@ -297,6 +298,16 @@ def test_a_map_is_as_high_as_its_layers_need() -> None:
 
     assert heights(4) == (400, "400px")
     assert heights(30) == (570, "570px") and heights(80) == (1370, "1370px")
+
+
+def test_a_map_says_over_how_many_queries_its_score_is_a_mean(tiny: HookedTransformer) -> None:
+    result = head_statistics(tiny, "a b a c a d")  # and BOS; what follows an earlier "a" is there for two of them
+    assert rows_used(result, "prefix_matching") == " Over 2 of 7 queries."
+    assert rows_used(result, "previous_token") == " Over 6 of 7 queries."
+    note = score_map(result, "entropy", HEAD_SCORES, View(layer=0, head=0), "light", 400)[2]
+    assert note[-1] == " Over 7 of 7 queries."
+    sequences = torch.arange(40).repeat(2, 1) % 8
+    assert rows_used(attention_sinks(tiny, sequences), "sink_weight") == ""  # its coverage is one of keys
 
 
 def test_sinks_tell_their_rate_and_the_kinds_of_tokens(services: Services) -> None:
