@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from workbench.kernels.triton_tiles import column_range, is_visible, row_bounds, tanh, tile_scores
+from workbench.kernels.triton_tiles import column_range, is_visible, multiples, row_bounds, tanh, tile_scores
 
 
 @triton.jit
@@ -31,9 +31,13 @@ def query_gradient_kernel(
     dz_batch, dz_head, dz_row, dz_dim,
     dq_batch, dq_head, dq_row, dq_dim,
     D_QK: tl.constexpr, D_V: tl.constexpr, PADDED_QK: tl.constexpr, PADDED_V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
     GLOBAL: tl.constexpr, PADDING: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
+    q_batch, q_head, q_row = multiples(q_batch, q_head, q_row, ALIGNMENT)
+    k_batch, k_head, k_row = multiples(k_batch, k_head, k_row, ALIGNMENT)
+    v_batch, v_head, v_row = multiples(v_batch, v_head, v_row, ALIGNMENT)
+    dz_batch, dz_head, dz_row = multiples(dz_batch, dz_head, dz_row, ALIGNMENT)
     n_blocks = tl.cdiv(n_queries, BLOCK_M)
     block = n_blocks - 1 - tl.program_id(0) % n_blocks
     batch, head = tl.program_id(0) // n_blocks // n_heads, tl.program_id(0) // n_blocks % n_heads
@@ -122,9 +126,13 @@ def key_gradient_kernel(
     dk_batch, dk_head, dk_row, dk_dim,
     dv_batch, dv_head, dv_row, dv_dim,
     D_QK: tl.constexpr, D_V: tl.constexpr, PADDED_QK: tl.constexpr, PADDED_V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
     GLOBAL: tl.constexpr, PADDING: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
+    q_batch, q_head, q_row = multiples(q_batch, q_head, q_row, ALIGNMENT)
+    k_batch, k_head, k_row = multiples(k_batch, k_head, k_row, ALIGNMENT)
+    v_batch, v_head, v_row = multiples(v_batch, v_head, v_row, ALIGNMENT)
+    dz_batch, dz_head, dz_row = multiples(dz_batch, dz_head, dz_row, ALIGNMENT)
     tile = tl.program_id(0) % n_column_tiles
     n_kv_heads = n_heads // group
     batch = tl.program_id(0) // n_column_tiles // n_kv_heads

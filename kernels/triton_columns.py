@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from workbench.kernels.triton_tiles import is_visible, row_bounds, tile_scores
+from workbench.kernels.triton_tiles import is_visible, multiples, row_bounds, tile_scores
 
 
 @triton.jit
@@ -27,10 +27,12 @@ def columns_kernel(
     q_batch, q_head, q_row, q_dim,
     k_batch, k_head, k_row, k_dim,
     D_QK: tl.constexpr, PADDED_QK: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
     GLOBAL: tl.constexpr, PADDING: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
     RECEIVED: tl.constexpr, WEIGHTS: tl.constexpr, POOLED: tl.constexpr,
 ):  # fmt: skip
+    q_batch, q_head, q_row = multiples(q_batch, q_head, q_row, ALIGNMENT)
+    k_batch, k_head, k_row = multiples(k_batch, k_head, k_row, ALIGNMENT)
     tile = tl.program_id(0) % n_column_tiles
     batch = tl.program_id(0) // n_column_tiles // n_heads
     head = tl.program_id(0) // n_column_tiles % n_heads

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from workbench.kernels.triton_tiles import column_range, is_visible, row_bounds, tile_scores
+from workbench.kernels.triton_tiles import column_range, is_visible, multiples, row_bounds, tile_scores
 
 
 @triton.jit
@@ -33,11 +33,14 @@ def forward_kernel(
     v_batch, v_head, v_row, v_dim,
     z_batch, z_head, z_row, z_dim,
     D_QK: tl.constexpr, D_V: tl.constexpr, PADDED_QK: tl.constexpr, PADDED_V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
     CAUSAL: tl.constexpr, GLOBAL: tl.constexpr, PADDING: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, SINK: tl.constexpr,
     ENTROPY: tl.constexpr, MAXIMUM: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
+    q_batch, q_head, q_row = multiples(q_batch, q_head, q_row, ALIGNMENT)
+    k_batch, k_head, k_row = multiples(k_batch, k_head, k_row, ALIGNMENT)
+    v_batch, v_head, v_row = multiples(v_batch, v_head, v_row, ALIGNMENT)
     n_blocks = tl.cdiv(n_queries, BLOCK_M)
     block = n_blocks - 1 - tl.program_id(0) % n_blocks  # causal rows that see most come first
     batch, head = tl.program_id(0) // n_blocks // n_heads, tl.program_id(0) // n_blocks % n_heads

@@ -16,7 +16,7 @@ from workbench.kernels.statistics import StatisticsRequest, weights_per_head
 from workbench.kernels.triton_backward import key_gradient_kernel, query_gradient_kernel
 from workbench.kernels.triton_columns import columns_kernel
 from workbench.kernels.triton_forward import forward_kernel
-from workbench.kernels.triton_plan import Plan, edges, padded, strides
+from workbench.kernels.triton_plan import Plan, alignment, edges, padded, strides
 from workbench.kernels.triton_probes import MATCH, OFFSET, SINK, probe_kernel
 
 
@@ -51,7 +51,7 @@ def run_forward(
         sinks=plan.bounds if sinks is None else (sinks.detach().float() * LOG2_E).contiguous(),
         **plan.arguments(q), **strides(q=q, k=k, v=v, z=z),
         D_QK=d_head, D_V=v.shape[3], PADDED_QK=padded(d_head), PADDED_V=padded(v.shape[3]),
-        BLOCK_M=sizes.rows, BLOCK_N=sizes.columns, PRECISION="ieee",
+        BLOCK_M=sizes.rows, BLOCK_N=sizes.columns, ALIGNMENT=alignment(q, k, v), PRECISION="ieee",
         CAUSAL=plan.mask.causal, SINK=sinks is not None,
         ENTROPY=request.entropy, MAXIMUM=request.max_weight, DISTANCE=request.mean_distance,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def run_backward(
         "q": q, "k": k, "v": v, "dz": dz, "largest": largest, "log_sum": log_sum, "delta": delta.contiguous(),
         "scale_natural": plan.natural.scale, **plan.arguments(q), **strides(q=q, k=k, v=v, dz=dz),
         "D_QK": d_head, "D_V": v.shape[3], "PADDED_QK": padded(d_head), "PADDED_V": padded(v.shape[3]),
-        "PRECISION": "ieee",
+        "ALIGNMENT": alignment(q, k, v, dz), "PRECISION": "ieee",
     }  # fmt: skip
     sizes = tiles("query gradient", d_head, q.element_size())
     launch(
@@ -157,7 +157,8 @@ class Weights:
             row_tiles=row_tiles, tiles_step=row_tiles.stride(0), block_rows=block_rows, block_columns=block_columns,
             n_row_blocks=n_row_blocks, n_column_tiles=n_column_tiles,
             **plan.arguments(q), **strides(q=q, k=k),
-            D_QK=d_head, PADDED_QK=padded(d_head), BLOCK_M=rows, BLOCK_N=columns, PRECISION="ieee",
+            D_QK=d_head, PADDED_QK=padded(d_head), BLOCK_M=rows, BLOCK_N=columns,
+            ALIGNMENT=alignment(q, k), PRECISION="ieee",
             RECEIVED=request.received, WEIGHTS=request.query_weights is not None, POOLED=request.pooled is not None,
         )  # fmt: skip
         found = {"received": received} if request.received else {}

@@ -109,6 +109,12 @@ def strides(**tensors: Tensor) -> dict[str, int]:
     }
 
 
+def alignment(*tensors: Tensor) -> int:
+    """8 where the strides of batches, heads and rows are multiples of it, else 1."""
+    steps = [step for tensor in tensors for step in tensor.stride()[:3]]
+    return 8 if all(step % 8 == 0 for step in steps) else 1
+
+
 def padded(d: int) -> int:
     """The width of a tile for d channels: a power of two, which products need to be at least 16."""
     return max(16, triton.next_power_of_2(d))

@@ -51,6 +51,12 @@ def tanh(x):
 
 
 @triton.jit
+def multiples(batch, head, row, ALIGNMENT: tl.constexpr):
+    """The strides of a tensor, as the multiples that they are: the compiler then loads as many elements at once."""
+    return batch // ALIGNMENT * ALIGNMENT, head // ALIGNMENT * ALIGNMENT, row // ALIGNMENT * ALIGNMENT
+
+
+@triton.jit
 def row_bounds(bounds, batch, row, n_queries, step, GLOBAL: tl.constexpr):
     """Column intervals of rows: first, end, global_first, global_end, int32 like ``row``.
 

@@ -27,9 +27,9 @@ def resources(tmp_path, *options):
 def test_forward_and_columns_neither_spill_nor_outgrow_shared_memory(tmp_path, target):
     kernels = ("forward", "forward, all three", "columns")
     found = resources(
-        tmp_path, "--targets", target, "--kernels", *kernels, "--widths", "64", "128", "--dtypes", "float16"
+        tmp_path, "--targets", target, "--kernels", *kernels, "--widths", "40", "64", "128", "--dtypes", "float16"
     )
-    assert [(row["kernel"], row["d_head"]) for row in found] == [(name, d) for name in kernels for d in (64, 128)]
+    assert [(row["kernel"], row["d_head"]) for row in found] == [(name, d) for name in kernels for d in (40, 64, 128)]
     for row in found:
         assert row["spills"] == 0 and row["fits"], row
         assert row["wgmma"] == (target == "sm_90"), row
