@@ -154,7 +154,7 @@ class InductionHeads(Result):
             {
                 "mean ablation": (self["mean_effect"], self["mean_effect_sem"]),
                 "zero ablation": (self["zero_effect"], self["zero_effect_sem"]),
-                "mean ablation, after its peers": (self["peer_effect"], self["peer_effect_sem"]),
+                "after its peers": (self["peer_effect"], self["peer_effect_sem"]),
             },
             control=self.control_effect,
             x_label="change of the repeated tokens' loss (nats per token)",
@@ -162,7 +162,8 @@ class InductionHeads(Result):
         )
         note = (
             f"Mean ablation replaces the head's output by its mean per position on {self.replacement_in_words()}, zero "
-            f"ablation by zeros. After its peers: after all other heads with the pattern. {self._errors('Bars')}"
+            "ablation by zeros. After its peers: mean ablation, once all other heads with the pattern are ablated. "
+            f"{self._errors('Bars')}"
         )
         if np.isfinite(self.control_effect):
             note += f" Controls: random heads of the same layers. Grey: ± {self.control_effect_in_words()}."

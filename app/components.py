@@ -71,7 +71,7 @@ def on_card(figure: go.Figure, height: int, *, revision: str = "") -> go.Figure:
         "margin": layout.margin.to_plotly_json(),
         "paper_bgcolor": layout.template.layout.paper_bgcolor,
     }
-    figure.update_layout(title=None, margin=None, width=None).update_layout(
+    figure.update_layout(title=None, margin_t=None, width=None).update_layout(
         font_family=FONT,
         hoverlabel_font_family=FONT,
         paper_bgcolor=CLEAR,

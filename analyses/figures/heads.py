@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.analyses.figures.style import (
+    COLOURBAR_ROOM,
     LEGEND_ABOVE,
     SCORE_SCALE,
     THEMES,
@@ -44,6 +45,7 @@ def head_map(
     scale = colours(values, label, upper, signed)
     figure = blank_figure(theme, height=max(280, 19 * n_layers + 90), masked=True)
     hover = "%{customdata}: %{z:.4f}<extra></extra>"
+    figure.update_layout(margin=COLOURBAR_ROOM)
     figure.add_trace(go.Heatmap(z=values, customdata=heads, hovertemplate=hover, **scale))
     if values.size <= CELLS_WITH_TEXT:
         figure.update_layout(annotations=_printed(values, scale))
@@ -94,6 +96,7 @@ def head_scatter(
         drawn = np.stack([np.log10(x) if ratio else x, y]).reshape(2, -1)
     places = _label_places(drawn, best)
     figure = blank_figure(theme, height=460)
+    figure.update_layout(margin=COLOURBAR_ROOM)
     figure.add_trace(
         go.Scatter(
             x=x.reshape(-1),

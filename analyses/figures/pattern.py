@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.analyses.figures.style import SCORE_SCALE, THEMES, apply_style, colourbar
+from workbench.analyses.figures.style import COLOURBAR_ROOM, SCORE_SCALE, THEMES, apply_style, colourbar
 
 LABELS_THAT_FIT = 48  # so many tokens all get their label
 # plotly drops cells where there are more of them than pixels: a figure with more cells a side than these is as large as
@@ -47,6 +47,7 @@ def pattern_map(
         horizontal_spacing=0.015, vertical_spacing=0.015,
     )  # fmt: skip
     apply_style(figure, theme, height=660)
+    figure.update_layout(margin=COLOURBAR_ROOM)
     query, key = ("query" if block[0] == 1 else "queries"), ("key" if block[1] == 1 else "keys")
     bars = {"marker": {"color": THEMES[theme].series[0], "line_width": 0}}
     of_key = f"{key} %{{x}}<br>{key_marginal_label}: %{{y:.4f}}<extra></extra>"

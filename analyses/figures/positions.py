@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.analyses.figures.style import LEGEND_ABOVE, SCORE_SCALE, THEMES, blank_figure, colourbar
+from workbench.analyses.figures.style import COLOURBAR_ROOM, LEGEND_ABOVE, SCORE_SCALE, THEMES, blank_figure, colourbar
 
 ROWS_WITH_LABELS = 40  # of more heads than these, the first of each layer is named
 ROOT_TICKS = (0, *(digit / power for power in (10000, 1000, 100, 10) for digit in (1, 2, 5)), 1)
@@ -27,6 +27,7 @@ def position_map(values: np.ndarray, *, label: str, missing: str = "no value", t
     ticks = np.array([tick for tick in ROOT_TICKS if largest / 100 <= tick <= largest or tick == 0])
     every_row = len(names) <= ROWS_WITH_LABELS
     figure = blank_figure(theme, height=max(280, (19 if every_row else 9) * len(names) + 90))
+    figure.update_layout(margin=COLOURBAR_ROOM)
     figure.add_trace(
         go.Heatmap(
             z=np.sqrt(pooled),

@@ -14,6 +14,8 @@ FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SCORE_SCALE, SIGNED_SCALE = "cividis", "RdBu_r"
 # Okabe & Ito's palette: told apart with any colour vision.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+# What a colour bar takes at the right. Plotly would make room for it itself, but leaves the bar where it stood before.
+COLOURBAR_ROOM = {"r": 96}  # pixels
 LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
 
 

@@ -30,9 +30,19 @@ def test_it_opens_on_the_demo_model_with_a_text_analysed_and_a_head_chosen(watch
     page.wait_for_selector("#heads-table .ag-row")
     page.wait_for_selector("#heads-scatter .scatterlayer .point")
     assert page.get_attribute("#go-heads", "aria-current") == "page"
+    assert min(page.evaluate(GAPS)) >= 10
     found = page.view()
     assert (found["v"], found["page"], found["model"]) == ("1", "heads", "demo")
     assert "layer" in found and "head" in found
+
+
+# Pixels between each map that is shown and its colour bar.
+GAPS = """
+() => [...document.querySelectorAll(".page:not([hidden]) .graph:has(.heatmaplayer image)")].map((graph) => {
+    const box = (part) => graph.querySelector(part).getBoundingClientRect();
+    return box(".colorbar .cbfills").left - box(".heatmaplayer image").right;
+})
+"""
 
 
 def test_a_click_in_map_table_or_scatter_shows_that_head(watched: Open, dashboard: str) -> None:
