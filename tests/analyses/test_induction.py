@@ -80,7 +80,7 @@ def test_the_figure_shows_the_evidence_for_every_verdict(hand_built_model: Calla
     found = induction_heads(hand_built_model(LENGTH, induction_heads=2), length=LENGTH, n_sequences=4, n_ablated=3)
     figure = found.figure("ablation")
     drawn = {trace.name: trace for trace in figure.data}
-    after = drawn["mean ablation, after its peers"]
+    after = drawn["after its peers"]
     assert list(after.y[:2]) == ["L1H0: redundant", "L1H1: redundant"]
     np.testing.assert_array_equal(after.x, found["peer_effect"])
     np.testing.assert_array_equal(after.error_x.array, found["peer_effect_sem"])
