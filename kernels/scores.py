@@ -96,3 +96,9 @@ def real_entries(x: Tensor, padding: Tensor | None) -> Tensor:
     Memory behind padding may hold anything, and 0 · NaN is NaN: a weight of 0 does not keep it out of a product.
     """
     return x if padding is None else torch.where(padding[:, None, :, None], x, 0.0)
+
+
+def all_finite(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:
+    """Whether no query and no key, padding aside, holds NaN or infinity."""
+    pairs = (q, rule.mask.query_padding), (k, rule.mask.key_padding)
+    return all(bool(torch.isfinite(real_entries(x, padding)).all()) for x, padding in pairs)

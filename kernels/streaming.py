@@ -13,7 +13,7 @@ from workbench.kernels.normaliser import Normaliser
 from workbench.kernels.online import online_attention
 from workbench.kernels.probes import probe_statistics
 from workbench.kernels.reference import attention_weights, reference_attention
-from workbench.kernels.scores import ScoreRule, prepared, real_entries, rectangle_scores
+from workbench.kernels.scores import ScoreRule, all_finite, prepared, real_entries, rectangle_scores
 from workbench.kernels.statistics import AttentionOutput, AttentionStatistics, StatisticsRequest
 from workbench.kernels.tile_statistics import tile_cut, tile_statistics
 from workbench.kernels.tiles import Tiling
@@ -26,8 +26,7 @@ def streaming_attention(
 ) -> AttentionOutput:
     """The backend: arguments have been checked by ``attention``."""
     # torch's operator turns NaN into 0 in silence; the reference says which rows it reaches.
-    finite = _is_finite(q, rule.mask.query_padding) and _is_finite(k, rule.mask.key_padding)
-    if q.numel() == 0 or k.numel() == 0 or not finite:
+    if q.numel() == 0 or k.numel() == 0 or not all_finite(q, k, rule):
         return reference_attention(q, k, v, rule, sink_logits, request)
     if fits_flash(q, k, rule):
         z, lse = flash_attention(q, k, v, rule)
@@ -87,10 +86,6 @@ def _statistics(
     if virtual_mass is not None and request.entropy:
         found["entropy"] -= torch.xlogy(virtual_mass, virtual_mass)
     return found
-
-
-def _is_finite(x: Tensor, padding: Tensor | None) -> bool:
-    return bool(torch.isfinite(real_entries(x, padding)).all())
 
 
 def _needs_gradient(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> list[bool]:

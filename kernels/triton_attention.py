@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.kernels.matches import MatchRuns
 from workbench.kernels.normaliser import Normaliser
-from workbench.kernels.scores import ScoreRule
+from workbench.kernels.scores import ScoreRule, all_finite
 from workbench.kernels.statistics import (
     AttentionOutput,
     AttentionStatistics,
@@ -44,7 +44,9 @@ def triton_attention(
     if not (q.is_cuda or _INTERPRETED):
         raise ValueError(f'backend "triton" needs tensors on a GPU, got {q.device}: move them, or use backend="auto"')
     needs_bias_gradient = rule.offset_bias is not None and rule.offset_bias.requires_grad and torch.is_grad_enabled()
-    if q.dtype not in _DTYPES or q.shape[3] > _LARGEST_HEAD or 0 in (*q.shape, *k.shape) or needs_bias_gradient:
+    hides_nan = request.top_keys > 0 and not all_finite(q, k, rule)  # the search would not say which rows it reaches
+    too_large = q.shape[3] > _LARGEST_HEAD
+    if q.dtype not in _DTYPES or too_large or 0 in (*q.shape, *k.shape) or needs_bias_gradient or hides_nan:
         return streaming_attention(q, k, v, rule, sink_logits, request)
     dtype = q.dtype
     if _INTERPRETED and dtype == torch.bfloat16:  # which the interpreter gets wrong

@@ -14,17 +14,20 @@ ROW = 5
 
 @pytest.mark.parametrize("backend", ["reference", "streaming", "triton"])
 @pytest.mark.parametrize("what", ["query", "key"])
-def test_nan_reaches_exactly_the_rows_that_see_it(backend: str, what: str) -> None:
+@pytest.mark.parametrize("top_keys", [0, 1])
+def test_nan_reaches_exactly_the_rows_that_see_it(backend: str, what: str, top_keys: int) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 12, 8).unbind()
     (q if what == "query" else k)[0, 1, ROW] = torch.nan
-    request = StatisticsRequest(entropy=True, sink_keys=2)
+    request = StatisticsRequest(entropy=True, sink_keys=2, top_keys=top_keys)
     output = attention(q, k, v, mask=AttentionMask(), statistics=request, backend=backend)
     rows = torch.arange(12)
     touched = torch.stack((torch.zeros(12, dtype=torch.bool), rows == ROW if what == "query" else rows >= ROW))[None]
     for values in (output.z.isnan().any(-1), output.lse.isnan(), output.statistics["entropy"].isnan()):
         assert torch.equal(values, touched)
     assert torch.equal(output.statistics["sink_mass"].isnan(), touched)
+    if top_keys:
+        assert torch.equal(output.statistics["top_weights"][..., 0].isnan(), touched)
 
 
 def test_nan_behind_padding_reaches_nothing() -> None:
