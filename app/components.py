@@ -110,7 +110,8 @@ def number(
         max=high,
         allowDecimal=False,
         allowNegative=False,
-        clampBehavior="strict",
+        # Strict limits would refuse the first digit of 16 where 4 is the least, and keep what stood there before.
+        clampBehavior="strict" if low <= 1 else "blur",
         debounce=wait,
         size="xs",
         w=width,

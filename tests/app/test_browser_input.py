@@ -250,3 +250,17 @@ def test_a_figure_library_that_loads_late_or_at_the_second_try_only_delays_the_p
     failing.wait_for_selector("#heads-map .heatmaplayer image", timeout=60_000)
     failing.wait_for_selector("#heads-table .ag-row")
     assert len(failed) == 3
+
+
+def test_a_number_may_start_with_a_digit_below_its_least(watched: Open, dashboard: str) -> None:
+    """Typed over what stood there: 16 random tokens, not the 6 that are left where a 1 is refused."""
+    page = watched()
+    page.open(dashboard, page="induction", length=20, sequences=2)
+    page.drawn("induction-map")
+    for typed, taken in (("16", "16"), ("2", "4"), ("12", "12")):
+        page.click("#length")
+        page.keyboard.press("Control+a")
+        page.keyboard.type(typed)
+        page.keyboard.press("Tab")
+        page.wait_for_view(length=taken)
+        assert page.input_value("#length") == taken
