@@ -28,6 +28,12 @@ class HeadStatistics(Result):
     frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
 
     @property
+    def figure_kinds(self) -> tuple[str, ...]:
+        """Attention received is drawn where some key has enough later queries."""
+        evaluated = "received" in self and self["received"].shape[2] > MIN_LATER_QUERIES
+        return self.all_figure_kinds if evaluated else ("map", "scatter")
+
+    @property
     def score_names(self) -> list[str]:
         """The scores that some query rows are defined for."""
         return [name for name in SCORES if name in self and np.isfinite(self[name]).any()]

@@ -40,3 +40,19 @@ def test_errors_are_those_of_a_plain_softmax(spread: float, with_sink_logits: bo
     assert found.statistics["entropy"].min() >= -1e-6
     rows = found.statistics["pooled_sum"].sum((-2, -1))
     torch.testing.assert_close(rows, torch.full_like(rows, N), atol=1e-3, rtol=0)  # every row's weights sum to 1
+
+
+@pytest.mark.parametrize("spread", [5, 15, 40])
+def test_weights_of_single_pairs_err_by_a_few_units_of_the_score(spread: float) -> None:
+    """Sink and offset mass multiply pairs outside the tiles, which rounds otherwise: |s| · 2⁻²³, a few times."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 4, N, 32, generator=generator) * spread
+    k = torch.randn(1, 4, N, 32, generator=generator) * spread / 5
+    request = StatisticsRequest(sink_keys=4, offsets=(0, 1))
+    found = attention(q, k, k, mask=AttentionMask(), statistics=request, backend="streaming").statistics
+    exact = plain(q.double(), k.double())
+    rounding = 4 * float((q.double() @ k.double().mT / 32**0.5).abs().max()) * 2**-23
+    assert (found["sink_mass"] - exact[..., :4].sum(-1)).abs().max() <= rounding
+    for place, back in enumerate((0, 1)):
+        expected = torch.nn.functional.pad(exact.diagonal(-back, -2, -1), (back, 0))
+        assert (found["offset_mass"][..., place] - expected).abs().max() <= rounding
