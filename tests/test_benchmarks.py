@@ -25,7 +25,6 @@ def load(name):
 
 @pytest.fixture
 def gpu_script(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     for key in launch.TILES:
         monkeypatch.setitem(launch.TILES, key, launch.Tiles(rows=32, columns=32))
     return load("attention_gpu")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,9 +14,6 @@ import torch
 from torch import Tensor
 
 from workbench.kernels import AttentionMask, MatchLabels, StatisticsRequest
-
-# Read when the Triton kernels are imported, which happens when a test asks for their backend.
-os.environ["TRITON_INTERPRET"] = "1"
 
 Case = dict[str, Any]
 
