@@ -206,7 +206,7 @@ def test_configuration_follows_dtype_and_round_trips(model):
     assert model.cfg.dtype == torch.float64
     assert model.blocks[0].attn.cfg is model.cfg
     assert TransformerConfig.from_dict(model.cfg.to_dict()) == model.cfg
-    with pytest.raises(ValueError, match="unknown configuration fields: n_layer"):
+    with pytest.raises(ValueError, match="unknown fields in the configuration: n_layer"):
         TransformerConfig.from_dict({**model.cfg.to_dict(), "n_layer": 3})
 
 
