@@ -20,7 +20,9 @@ Op = Callable[[Tensor, TransformerConfig], Tensor | tuple[Tensor, ...]]
 class WeightRule:
     """One line of a family's table. ``{layer}`` in ``source`` matches a number, which ``target`` repeats.
 
-    ``op`` takes the source tensor and the configuration and returns views, one for each target.
+    ``op`` takes the source tensor and the configuration and returns views, one for each target. With ``{expert}`` in
+    ``source``, they are that expert's rows of targets [n_experts, …]; a second rule may fill the same targets from
+    tensors that hold all experts.
     """
 
     source: str
@@ -96,7 +98,8 @@ def convert_weights(
 
     Tensors are read, converted and released one by one, so that beside the result only one of them is in memory.
     Each keeps the order in which its source lay in memory: a projection [head · d_head, d_model] becomes a strided
-    [head, d_model, d_head], which the model multiplies by without rearranging it.
+    [head, d_model, d_head], which the model multiplies by without rearranging it. Experts that come one by one are
+    stacked into contiguous targets.
 
     Args:
         source: tensors by name; read lazily, each at most once.
@@ -110,7 +113,7 @@ def convert_weights(
     """
     plan = _plan(source, rules, expected, prefix, harmless, described_as)
     state: dict[str, Tensor] = {}
-    for done, (name, (rule, targets)) in enumerate(plan.items()):
+    for done, (name, (rule, targets, expert)) in enumerate(plan.items()):
         if progress is not None:
             progress("Loading weights", done, len(plan))
         tensor = source[name]
@@ -122,9 +125,14 @@ def convert_weights(
         except (RuntimeError, IndexError):  # torch's own words name sizes but no tensor
             raise CorruptWeightsError(_wrong_shape(described_as, name, tensor)) from None
         for target, result in zip(targets, (results,) if isinstance(results, Tensor) else results, strict=True):
-            if result.shape != expected[target]:
+            if result.shape != (expected[target] if expert is None else expected[target][1:]):
                 raise CorruptWeightsError(_wrong_shape(described_as, name, tensor))
-            state[target] = result.detach().to(device=cfg.device, dtype=cfg.dtype, copy=True)
+            if expert is None:
+                state[target] = result.detach().to(device=cfg.device, dtype=cfg.dtype, copy=True)
+                continue
+            if target not in state:
+                state[target] = torch.empty(expected[target], device=cfg.device, dtype=cfg.dtype)
+            state[target][expert] = result.detach()
     return state
 
 
@@ -149,45 +157,67 @@ def _plan(
     prefix: str,
     harmless: Sequence[str],
     described_as: str,
-) -> dict[str, tuple[WeightRule, tuple[str, ...]]]:
-    """Which rule each source tensor falls under, and what it fills, before anything is read."""
+) -> dict[str, tuple[WeightRule, tuple[str, ...], int | None]]:
+    """Which rule each source tensor falls under, and what it fills, of one expert or whole, before anything is read."""
     patterns = [(_pattern(rule.source), rule) for rule in rules]
     ignored = [_pattern(pattern) for pattern in harmless]
-    plan: dict[str, tuple[WeightRule, tuple[str, ...]]] = {}
-    filled: dict[str, str] = {}  # target -> source
+    plan: dict[str, tuple[WeightRule, tuple[str, ...], int | None]] = {}
+    filled: dict[str, dict[int | None, str]] = {}  # target -> expert, or None for the whole -> source
     for name in names:
         bare = name.removeprefix(prefix)
         if any(pattern.fullmatch(bare) for pattern in ignored):
             continue
         match, rule = next(((m, rule) for pattern, rule in patterns if (m := pattern.fullmatch(bare))), (None, None))
-        targets = () if rule is None or match is None else rule.targets(match.groupdict().get("layer"))
-        if rule is None or not set(targets) <= set(expected):
+        numbers = {} if match is None else match.groupdict()
+        targets = () if rule is None else rule.targets(numbers.get("layer"))
+        expert = int(numbers["expert"]) if "expert" in numbers else None
+        if rule is None or not all(_has_place(target, expert, expected) for target in targets):
             raise CorruptWeightsError(
                 f"{described_as}: the tensor {name} has no place in a model of this configuration; "
                 "config.json and weights do not belong together"
             )
-        if taken := [filled[target] for target in targets if target in filled]:
-            raise CorruptWeightsError(f"{described_as}: {name} and {taken[0]} are the same parameter; remove one")
-        filled |= dict.fromkeys(targets, name)
-        plan[name] = rule, targets
-    if missing := [target for target in expected if target not in filled]:
+        for target in targets:
+            parts = filled.setdefault(target, {})
+            if taken := [parts[part] for part in parts if expert is None or part in (expert, None)]:
+                raise CorruptWeightsError(f"{described_as}: {name} and {taken[0]} are the same parameter; remove one")
+            parts[expert] = name
+        plan[name] = rule, targets, expert
+    if missing := [
+        (target, part) for target in expected for part in _missing_parts(filled.get(target), expected[target])
+    ]:
+        (target, part), absent = missing[0], len({target for target, _ in missing})
         raise CorruptWeightsError(
-            f"{described_as}: {len(missing)} of {len(expected)} parameters have no tensor, "
-            f"among them {missing[0]} ({_source_of(missing[0], rules)}); the weights are incomplete"
+            f"{described_as}: {absent} of {len(expected)} parameters have no tensor, "
+            f"among them {target} ({_source_of(target, part, rules)}); the weights are incomplete"
         )
     return plan
 
 
+def _has_place(target: str, expert: int | None, expected: Mapping[str, torch.Size]) -> bool:
+    return target in expected and (expert is None or expert < expected[target][0])
+
+
+def _missing_parts(parts: Mapping[int | None, str] | None, shape: torch.Size) -> list[int | None]:
+    """What of a target no tensor fills: the whole (None), or the experts that the others lack."""
+    if not parts:
+        return [None]
+    return [] if None in parts else [expert for expert in range(shape[0]) if expert not in parts]
+
+
 def _pattern(source: str) -> re.Pattern[str]:
-    return re.compile(re.escape(source).replace(re.escape("{layer}"), r"(?P<layer>0|[1-9]\d*)"))
+    pattern = re.escape(source)
+    for number in ("layer", "expert"):
+        pattern = pattern.replace(re.escape(f"{{{number}}}"), rf"(?P<{number}>0|[1-9]\d*)")
+    return re.compile(pattern)
 
 
-def _source_of(target: str, rules: Sequence[WeightRule]) -> str:
-    """The source name that would have filled a target."""
+def _source_of(target: str, expert: int | None, rules: Sequence[WeightRule]) -> str:
+    """The source name that would have filled a target, or an expert's part of it."""
     for rule in rules:
         for name in (rule.target,) if isinstance(rule.target, str) else rule.target:
-            if match := _pattern(name).fullmatch(target):
-                return rule.source.format(**match.groupdict())
+            match = _pattern(name).fullmatch(target)
+            if match and (expert is None or "{expert}" in rule.source):
+                return rule.source.format(**match.groupdict(), expert=expert or 0)
     raise KeyError(f"no rule fills {target}")
 
 

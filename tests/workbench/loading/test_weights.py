@@ -90,6 +90,45 @@ def test_missing_tensors_are_named_as_the_source_names_them() -> None:
         convert_weights(source, RULES, CFG, EXPECTED)
 
 
+EXPERT_RULES = (
+    WeightRule("moe.{layer}.experts.{expert}.w", "b.{layer}.W", weights.transpose),
+    WeightRule("moe.{layer}.experts.all", "b.{layer}.W", weights.keep),
+)
+EXPERTS = {"b.0.W": torch.Size([2, 6, 4]), "b.1.W": torch.Size([2, 6, 4])}
+
+
+def _experts() -> dict[str, Tensor]:
+    """Layer 0 expert by expert, in an order of the source's own; layer 1 as one tensor."""
+    names = ("moe.0.experts.1.w", "moe.0.experts.0.w")
+    return {name: torch.randn(4, 6) for name in names} | {"moe.1.experts.all": torch.randn(2, 6, 4)}
+
+
+def test_experts_come_one_by_one_or_together() -> None:
+    source = _experts()
+    state = convert_weights(source, EXPERT_RULES, CFG, EXPERTS)
+    assert torch.equal(state["b.0.W"], torch.stack([source[f"moe.0.experts.{i}.w"].T for i in range(2)]))
+    assert torch.equal(state["b.1.W"], source["moe.1.experts.all"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"moe.0.experts.2.w": torch.randn(4, 6)}, "moe.0.experts.2.w has no place"),
+        ({"moe.1.experts.0.w": torch.randn(4, 6)}, "moe.1.experts.0.w and moe.1.experts.all are the same"),
+        ({"moe.0.experts.all": torch.randn(2, 6, 4)}, "moe.0.experts.all and moe.0.experts.1.w are the same"),
+        ({"x.moe.0.experts.1.w": torch.randn(4, 6)}, "x.moe.0.experts.1.w and moe.0.experts.1.w are the same"),
+        ({"moe.0.experts.1.w": torch.randn(6, 4)}, r"moe.0.experts.1.w has shape \[6, 4\]"),
+        ({"moe.0.experts.0.w": None}, r"1 of 2 parameters have no tensor, among them b.0.W \(moe.0.experts.0.w\)"),
+        ({"moe.1.experts.all": None}, r"1 of 2 parameters have no tensor, among them b.1.W \(moe.1.experts.0.w\)"),
+    ],
+    ids=lambda item: item if isinstance(item, str) else "",
+)
+def test_experts_that_do_not_fit_are_named(change: dict[str, Tensor | None], message: str) -> None:
+    source = {name: tensor for name, tensor in (_experts() | change).items() if tensor is not None}
+    with pytest.raises(CorruptWeightsError, match=f"^the file: .*{message}"):
+        convert_weights(source, EXPERT_RULES, CFG, EXPERTS, prefix="x.", described_as="the file")
+
+
 @given(heads=st.integers(1, 4), d_head=st.integers(1, 5), d_model=st.integers(1, 6))
 def test_splitting_heads_loses_nothing(heads: int, d_head: int, d_model: int) -> None:
     """x @ W per head, side by side, is the whole projection; and z per head, summed through W_O, is the whole one."""
