@@ -1,0 +1,59 @@
+"""What every kind of attention shares: the heads' weights, their projections and the sum of their results."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import TransformerConfig
+from workbench.hooks import HookPoint
+
+
+class HeadWeights(nn.Module):
+    """Weights and hook points of n_heads query heads and n_key_value_heads key and value heads.
+
+    W_Q [n_heads, d_model, d_head]; W_K, W_V [n_key_value_heads, d_model, d_head]; W_O [n_heads, d_head, d_model].
+    Query head h reads key/value head h // (n_heads // n_key_value_heads) (Ainslie et al. 2023).
+    """
+
+    def __init__(self, cfg: TransformerConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        heads, kv_heads, bias = cfg.n_heads, cfg.n_key_value_heads, cfg.use_qkv_bias
+        self.W_Q = nn.Parameter(torch.empty(heads, cfg.d_model, cfg.d_head))
+        self.W_K = nn.Parameter(torch.empty(kv_heads, cfg.d_model, cfg.d_head))
+        self.W_V = nn.Parameter(torch.empty(kv_heads, cfg.d_model, cfg.d_head))
+        self.W_O = nn.Parameter(torch.empty(heads, cfg.d_head, cfg.d_model))
+        self.b_Q: Tensor | None = nn.Parameter(torch.zeros(heads, cfg.d_head)) if bias else None
+        self.b_K: Tensor | None = nn.Parameter(torch.zeros(kv_heads, cfg.d_head)) if bias else None
+        self.b_V: Tensor | None = nn.Parameter(torch.zeros(kv_heads, cfg.d_head)) if bias else None
+        self.b_O: Tensor | None = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.use_attn_out_bias else None
+
+        self.hook_q_input, self.hook_k_input, self.hook_v_input = HookPoint(), HookPoint(), HookPoint()
+        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        if cfg.positional_embedding_type == "rotary":
+            self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
+        self.hook_z, self.hook_result = HookPoint(), HookPoint()
+
+    def out(self, z: Tensor) -> Tensor:
+        """Σ_heads z W_O + b_O: z [batch, pos, n_heads, d_head] → [batch, pos, d_model]; each head's part on request."""
+        if not self.cfg.use_attn_result:
+            return mix_heads(z, self.W_O, self.b_O)
+        result = self.hook_result(torch.einsum("bphe,hed->bphd", z, self.W_O))
+        out = result.sum(dim=2)
+        return out if self.b_O is None else out + self.b_O
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [batch, pos, (head,) d_model], weight [head, d_model, d_head] → [batch, pos, head, d_head]."""
+    if x.dim() == 4:
+        projected = torch.einsum("bphd,hde->bphe", x, weight)
+        return projected if bias is None else projected + bias
+    flat_bias = None if bias is None else bias.flatten()
+    flat = nn.functional.linear(x, weight.transpose(1, 2).flatten(0, 1), flat_bias)
+    return flat.unflatten(-1, (weight.shape[0], weight.shape[2]))
+
+
+def mix_heads(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """z [batch, pos, head, d_head], weight [head, d_head, d_model] → [batch, pos, d_model], the sum over heads."""
+    return nn.functional.linear(z.flatten(2), weight.flatten(0, 1).T, bias)

@@ -1,0 +1,230 @@
+"""Linear attention: a kernel feature map instead of the softmax, so that a fixed state replaces all earlier keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from workbench.components.heads import HeadWeights, project
+from workbench.components.positions import rotate
+from workbench.config import TransformerConfig
+from workbench.hooks import HookPoint, ReadOnlyHookPoint
+
+if TYPE_CHECKING:
+    from workbench.context import AttentionContext
+
+# S = Σ_j φ(k_j) v_jᵀ [batch, kv head, d_head, d_head] and s = Σ_j φ(k_j) [batch, kv head, d_head], of the keys so far.
+LinearState = tuple[Tensor, Tensor]
+
+
+class LinearAttention(HeadWeights):
+    """z_i = φ(q_i)ᵀ S_i / φ(q_i)ᵀ s_i per head, S_i = Σ φ(k_j) v_jᵀ, s_i = Σ φ(k_j); out = Σ_heads z W_O + b_O.
+
+    The sums run over the keys j that query i sees: all real ones up to i, or all real ones where attention is
+    bidirectional (a window is not heeded). φ(x) = elu(x) + 1, elementwise. q is not scaled: ``attn_scale`` and
+    ``attn_temperature`` are those of a softmax. Rotary positions turn q and k before φ.
+
+    Time and memory grow linearly with the text. A hook on ``hook_pattern`` makes this layer compute the equal quadratic
+    form instead: [batch, n_heads, query, key], rows sum to 1, and what the hook returns multiplies v.
+    ``hook_state`` is read-only: the final S, [batch, n_key_value_heads, d_head, d_head]. There are no scores and no
+    statistics' hooks. Rows of padding give z = 0.
+
+    Source: Katharopoulos et al. 2020, equations 4 to 12.
+
+    Raises (when called):
+        ValueError: packed documents, which one running state cannot keep apart; ``attention_backend="flash"`` with a
+            hook on the pattern.
+    """
+
+    def __init__(self, cfg: TransformerConfig, layer: int) -> None:
+        super().__init__(cfg)
+        self.layer = layer
+        self.hook_pattern, self.hook_state = HookPoint(), ReadOnlyHookPoint()
+
+    def forward(self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext) -> Tensor:
+        """Inputs [batch, pos, d_model], or with a head axis before d_model; returns [batch, pos, d_model]."""
+        q = self.hook_q(project(q_input, self.W_Q, self.b_Q))  # [batch, pos, n_heads, d_head]
+        k = self.hook_k(project(k_input, self.W_K, self.b_K))  # [batch, pos, n_key_value_heads, d_head]
+        v = self.hook_v(project(v_input, self.W_V, self.b_V))
+        q, k = self._turned(q, k, context)
+        z = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context)
+        return self.out(self.hook_z(z.transpose(1, 2)))
+
+    def _turned(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
+        """Rotated by the positions of the queries, which are those of the keys that this pass adds."""
+        rotation = context.positions.query_rotation
+        if rotation is None:
+            return q, k
+        q = self.hook_rot_q(rotate(q, rotation, adjacent_pairs=self.cfg.rotary_adjacent_pairs))
+        return q, self.hook_rot_k(rotate(k, rotation, adjacent_pairs=self.cfg.rotary_adjacent_pairs))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        """q [batch, n_heads, pos, d_head], k and v [batch, n_key_value_heads, pos, d_head] → z, of q's shape."""
+        mask = context.mask
+        if mask.documents is not None:
+            raise ValueError(
+                "linear attention keeps one running state, which cannot keep packed documents apart; "
+                "pass each document as a row of its own, padded, instead of documents"
+            )
+        if self.hook_state.has_hooks():
+            self.hook_state(linear_state(k, v, key_real=mask.key_padding)[0].to(v.dtype))
+        if self._materialises():
+            pattern = linear_attention_pattern(q, k, causal=mask.causal, key_real=mask.key_padding)
+            z = _apply_pattern(self.hook_pattern(_real_rows(pattern, mask.query_padding)), v)
+        else:
+            z, _ = linear_attention(q, k, v, causal=mask.causal, key_real=mask.key_padding)
+        return _real_rows(z, mask.query_padding)
+
+    def _materialises(self) -> bool:
+        if self.hook_pattern.has_hooks() and self.cfg.attention_backend == "flash":
+            raise ValueError(
+                f"{self.hook_pattern.name} has a hook, but attention_backend='flash' never builds the pattern. "
+                "Use attention_backend='auto'."
+            )
+        return self.hook_pattern.has_hooks() or self.cfg.attention_backend == "materialised"
+
+
+def feature_map(x: Tensor) -> Tensor:
+    """φ(x) = elu(x) + 1, that is x + 1 above zero and eˣ below (Katharopoulos et al. 2020, equation 7).
+
+    Half-precision input gives float32. Where 1 + (eˣ − 1) would round to nothing, eˣ is kept, down to the smallest
+    normal number: φ > 0 always, and so is every denominator that has a key.
+    """
+    wide = x if x.dtype == torch.float64 else x.float()
+    features = torch.where(wide > 0, wide + 1, wide.clamp(max=0).exp())
+    return features.clamp(min=torch.finfo(wide.dtype).tiny)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    key_real: Tensor | None = None,
+    state: LinearState | None = None,
+    chunk: int = 64,
+) -> tuple[Tensor, LinearState]:
+    """z_i = φ(q_i)ᵀ S_i / φ(q_i)ᵀ s_i, in memory linear in the text's length.
+
+    Causal: quadratic within each chunk of positions, and across chunks by the running sums. The numbers do not depend
+    on the chunk, nor on the pieces in which a text is fed with the state handed on. Bidirectional: the sums run over
+    ``state`` and all keys. Sums are float32, or float64 where k and v are.
+
+    Args:
+        q: [batch, head, query, d_head].
+        k, v: [batch, kv head, key, d_head]; query head h reads kv head h // (n_heads // n_kv_heads).
+        causal: query i sees keys up to i and those in ``state``; there are as many queries as keys.
+        key_real: bool [batch, key], False at padding, which counts for nothing.
+        state: what the earlier keys of the text left behind.
+        chunk: positions in a chunk.
+
+    Returns:
+        z [batch, head, query, d_head] in q's type, 0 in rows that see no key; and the state after these keys.
+
+    Raises:
+        ValueError: sizes that do not fit.
+    """
+    _check(q, k, v, key_real)
+    if causal and q.shape[2] != k.shape[2]:
+        raise ValueError(f"causal linear attention needs a query for each key, got {q.shape[2]} for {k.shape[2]}")
+    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        raise ValueError(f"chunk must be a positive integer, got {chunk!r}")
+    final = linear_state(k, v, key_real=key_real, state=state)
+    q_features = _query_features(q, k.shape[1])  # [batch, kv head, group, query, d]
+    if causal:
+        numerator, denominator = _causal_sums(q_features, _key_features(k, key_real), v, state, chunk)
+    else:
+        numerator = q_features @ final[0][:, :, None]
+        denominator = q_features @ final[1][:, :, None, :, None]
+    return _divide(numerator, denominator).flatten(1, 2).to(q.dtype), final
+
+
+def linear_state(
+    k: Tensor, v: Tensor, *, key_real: Tensor | None = None, state: LinearState | None = None
+) -> LinearState:
+    """S = Σ_j φ(k_j) v_jᵀ [batch, kv head, d_head, d_head] and s = Σ_j φ(k_j) [batch, kv head, d_head], after
+    ``state``; arguments as in ``linear_attention``."""
+    features = _key_features(k, key_real)
+    outer, total = features.mT @ v.to(features.dtype), features.sum(2)
+    return (outer, total) if state is None else (state[0] + outer, state[1] + total)
+
+
+def linear_attention_pattern(q: Tensor, k: Tensor, *, causal: bool, key_real: Tensor | None = None) -> Tensor:
+    """φ(q_i)·φ(k_j) / Σ_j φ(q_i)·φ(k_j) [batch, head, query, key]: what multiplies v, rows sum to 1.
+
+    Arguments as in ``linear_attention``; causal, the last query sees the last key. Rows without keys are 0.
+    float32, or float64 where q and k are.
+    """
+    _check(q, k, k, key_real)
+    weights = _query_features(q, k.shape[1]) @ _key_features(k, key_real)[:, :, None].mT
+    if causal:
+        weights = weights.tril(k.shape[2] - q.shape[2])
+    return _divide(weights, weights.sum(-1, keepdim=True)).flatten(1, 2)
+
+
+def _causal_sums(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, chunk: int) -> tuple[Tensor, Tensor]:
+    """Numerators [batch, kv head, group, query, d] and denominators [..., 1] of features q [batch, kv head, group,
+    query, d] and k [batch, kv head, key, d]."""
+    n, padding = k.shape[2], -k.shape[2] % chunk
+    # The denominator is a further column of the numerator: that of a value which is 1 everywhere.
+    values = torch.cat((v.to(k.dtype), torch.ones_like(k[..., :1])), dim=-1)
+    q, k, values = (
+        torch.nn.functional.pad(x, (0, 0, 0, padding)).unflatten(-2, (-1, chunk)) for x in (q, k, values)
+    )  # [batch, kv head, (group,) chunk, position in chunk, d]
+    of_chunk = k.mT @ values  # [batch, kv head, chunk, d, d + 1]
+    first = torch.zeros_like(of_chunk[:, :, :1])
+    if state is not None:
+        first = torch.cat((state[0], state[1][..., None]), dim=-1)[:, :, None].to(of_chunk.dtype)
+    before = torch.cat((first, of_chunk[:, :, :-1]), dim=2).cumsum(2)[:, :, None]
+    within = (q @ k[:, :, None].mT).tril() @ values[:, :, None]
+    sums = (within + q @ before).flatten(-3, -2)[..., :n, :]
+    return sums[..., :-1], sums[..., -1:]
+
+
+def _query_features(q: Tensor, kv_heads: int) -> Tensor:
+    """[batch, head, query, d] → [batch, kv head, group, query, d], each row up to a factor, which z does not notice.
+
+    The largest entry is 1, so that no denominator underflows.
+    """
+    features = feature_map(q).unflatten(1, (kv_heads, -1))
+    return features / features.detach().amax(-1, keepdim=True)
+
+
+def _key_features(k: Tensor, key_real: Tensor | None) -> Tensor:
+    features = feature_map(k)
+    return features if key_real is None else features.masked_fill(~key_real[:, None, :, None], 0)
+
+
+def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """The quotient; 0 where a row saw no key, which is where its denominator is 0."""
+    return numerator / denominator.masked_fill(denominator == 0, 1)
+
+
+def _apply_pattern(pattern: Tensor, v: Tensor) -> Tensor:
+    per_group = pattern.unflatten(1, (v.shape[1], -1))  # [batch, kv head, group, query, key]
+    return (per_group.to(v.dtype) @ v[:, :, None]).flatten(1, 2)
+
+
+def _real_rows(x: Tensor, query_real: Tensor | None) -> Tensor:
+    """x [batch, head, query, width] with zeros in the rows of padding."""
+    return x if query_real is None else x.masked_fill(~query_real[:, None, :, None], 0)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, key_real: Tensor | None) -> None:
+    if q.dim() != 4 or k.dim() != 4 or v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            "q, k and v must be [batch, head, position, d_head], k and v alike; "
+            f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            "q and k must agree in batch and d_head, and q's heads be a multiple of k's; "
+            f"got {list(q.shape)} and {list(k.shape)}"
+        )
+    if key_real is not None and (key_real.dtype != torch.bool or key_real.shape != (k.shape[0], k.shape[2])):
+        raise ValueError(
+            f"key_real must be a bool tensor {[k.shape[0], k.shape[2]]}, got {list(key_real.shape)} in {key_real.dtype}"
+        )
