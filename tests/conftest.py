@@ -23,6 +23,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub when it is first i
 os.environ["TRITON_INTERPRET"] = "1"  # read by triton when it is first imported: its kernels then run without a GPU
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    message = "write the measured errors of every family that the tests load into ARCHITECTURE.md"
+    parser.addoption("--write-family-table", action="store_true", help=message)
+
+
 def pytest_configure() -> None:
     if any(Path(entry or ".").resolve() == ROOT for entry in sys.path):
         raise pytest.UsageError(

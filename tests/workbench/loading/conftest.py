@@ -19,6 +19,7 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -63,16 +64,25 @@ CASES: Mapping[str, tuple[type[PreTrainedModel], Any]] = {
 def build_tiny(case: str, **overrides: Any) -> PreTrainedModel:
     """A model of that case whose every parameter, gains and biases included, is random and large enough to matter."""
     kind, config = CASES[case]
+    return _build_random(kind, type(config)(**config.to_dict() | overrides))
+
+
+def _build_random(kind: type[PreTrainedModel], config: PreTrainedConfig, std: float = 0.3) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(0)
-    config = type(config)(**config.to_dict() | overrides)
     config._attn_implementation = "eager"
     model = kind(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(std=0.3, generator=generator)
+            parameter.normal_(std=std, generator=generator)
             if parameter.dim() == 1 and not name.endswith("bias"):
                 parameter += 1.0
     return model.eval()
+
+
+@pytest.fixture(scope="session")
+def build_random() -> Callable[..., PreTrainedModel]:
+    """``build_random(kind, config, std=0.3)``: eager attention, and no parameter whose absence would go unnoticed."""
+    return _build_random
 
 
 @pytest.fixture(scope="session", params=CASES)
