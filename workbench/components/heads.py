@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from workbench.components.norms import Norm
+from workbench.components.positions import Rotation, rotate
 from workbench.config import TransformerConfig
 from workbench.hooks import HookPoint
 
@@ -13,10 +15,11 @@ class HeadWeights(nn.Module):
     """Weights and hook points of n_heads query heads and n_key_value_heads key and value heads.
 
     W_Q [n_heads, d_model, d_head]; W_K, W_V [n_key_value_heads, d_model, d_head]; W_O [n_heads, d_head, d_model].
-    Query head h reads key/value head h // (n_heads // n_key_value_heads) (Ainslie et al. 2023).
+    Query head h reads key/value head h // (n_heads // n_key_value_heads) (Ainslie et al. 2023). With ``qk_norm``,
+    ``q_norm`` and ``k_norm`` normalise q and k (Henry et al. 2020), within each head or across all of them.
     """
 
-    def __init__(self, cfg: TransformerConfig) -> None:
+    def __init__(self, cfg: TransformerConfig, *, rotary: bool) -> None:
         super().__init__()
         self.cfg = cfg
         heads, kv_heads, bias = cfg.n_heads, cfg.n_key_value_heads, cfg.use_qkv_bias
@@ -28,12 +31,23 @@ class HeadWeights(nn.Module):
         self.b_K: Tensor | None = nn.Parameter(torch.zeros(kv_heads, cfg.d_head)) if bias else None
         self.b_V: Tensor | None = nn.Parameter(torch.zeros(kv_heads, cfg.d_head)) if bias else None
         self.b_O: Tensor | None = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.use_attn_out_bias else None
+        if cfg.qk_norm is not None:
+            across = cfg.qk_norm == "across_heads"
+            self.q_norm = Norm(cfg, cfg.d_head * (heads if across else 1))
+            self.k_norm = Norm(cfg, cfg.d_head * (kv_heads if across else 1))
 
         self.hook_q_input, self.hook_k_input, self.hook_v_input = HookPoint(), HookPoint(), HookPoint()
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-        if cfg.positional_embedding_type == "rotary":
+        if rotary:
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         self.hook_z, self.hook_result = HookPoint(), HookPoint()
+
+    def _rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
+        return rotate(x, rotation, adjacent_pairs=self.cfg.rotary_adjacent_pairs)
+
+    def _normalise(self, x: Tensor, norm: Norm) -> Tensor:
+        """x [batch, pos, head, d_head], normalised within each head or across all of them."""
+        return norm(x) if self.cfg.qk_norm == "per_head" else norm(x.flatten(2)).view_as(x)
 
     def out(self, z: Tensor) -> Tensor:
         """Σ_heads z W_O + b_O: z [batch, pos, n_heads, d_head] → [batch, pos, d_model]; each head's part on request."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.components.heads import HeadWeights, project
-from workbench.components.positions import rotate
 from workbench.config import TransformerConfig
 from workbench.hooks import HookPoint, ReadOnlyHookPoint
 
@@ -24,7 +23,7 @@ class LinearAttention(HeadWeights):
 
     The sums run over the keys j that query i sees: all real ones up to i, or all real ones where attention is
     bidirectional (a window is not heeded). φ(x) = elu(x) + 1, elementwise. q is not scaled: ``attn_scale`` and
-    ``attn_temperature`` are those of a softmax. Rotary positions turn q and k before φ.
+    ``attn_temperature`` are those of a softmax. QK-norm and rotary positions act before φ.
 
     Time and memory grow linearly with the text. A hook on ``hook_pattern`` makes this layer compute the equal quadratic
     form instead: [batch, n_heads, query, key], rows sum to 1, and what the hook returns multiplies v.
@@ -33,13 +32,15 @@ class LinearAttention(HeadWeights):
 
     Source: Katharopoulos et al. 2020, equations 4 to 12.
 
+    With a ``kv_cache`` the layer remembers its sums instead of keys and values.
+
     Raises (when called):
-        ValueError: packed documents, which one running state cannot keep apart; ``attention_backend="flash"`` with a
-            hook on the pattern.
+        ValueError: packed documents, which one running state cannot keep apart; a kv_cache with a window, which a state
+            cannot obey; a hook on the pattern with ``attention_backend="flash"`` or with earlier keys in a kv_cache.
     """
 
     def __init__(self, cfg: TransformerConfig, layer: int) -> None:
-        super().__init__(cfg)
+        super().__init__(cfg, rotary=cfg.positional_embedding_type == "rotary")
         self.layer = layer
         self.hook_pattern, self.hook_state = HookPoint(), ReadOnlyHookPoint()
 
@@ -48,42 +49,73 @@ class LinearAttention(HeadWeights):
         q = self.hook_q(project(q_input, self.W_Q, self.b_Q))  # [batch, pos, n_heads, d_head]
         k = self.hook_k(project(k_input, self.W_K, self.b_K))  # [batch, pos, n_key_value_heads, d_head]
         v = self.hook_v(project(v_input, self.W_V, self.b_V))
-        q, k = self._turned(q, k, context)
+        q, k = self._positioned(q, k, context)
         z = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context)
         return self.out(self.hook_z(z.transpose(1, 2)))
 
-    def _turned(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Rotated by the positions of the queries, which are those of the keys that this pass adds."""
+    def _positioned(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
+        """Normalised and rotated as the configuration says; the keys of one pass stand where its queries stand."""
+        first = self.cfg.qk_norm is not None and not self.cfg.qk_norm_after_rotary
+        if first:
+            q, k = self._normalise(q, self.q_norm), self._normalise(k, self.k_norm)
         rotation = context.positions.query_rotation
-        if rotation is None:
-            return q, k
-        q = self.hook_rot_q(rotate(q, rotation, adjacent_pairs=self.cfg.rotary_adjacent_pairs))
-        return q, self.hook_rot_k(rotate(k, rotation, adjacent_pairs=self.cfg.rotary_adjacent_pairs))
+        if rotation is not None:
+            q, k = self.hook_rot_q(self._rotate(q, rotation)), self.hook_rot_k(self._rotate(k, rotation))
+        if self.cfg.qk_norm is not None and not first:
+            q, k = self._normalise(q, self.q_norm), self._normalise(k, self.k_norm)
+        return q, k
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """q [batch, n_heads, pos, d_head], k and v [batch, n_key_value_heads, pos, d_head] → z, of q's shape."""
-        mask = context.mask
+        mask, cache = context.mask, context.cache
         if mask.documents is not None:
             raise ValueError(
                 "linear attention keeps one running state, which cannot keep packed documents apart; "
                 "pass each document as a row of its own, padded, instead of documents"
             )
-        if self.hook_state.has_hooks():
-            self.hook_state(linear_state(k, v, key_real=mask.key_padding)[0].to(v.dtype))
+        if cache is not None and cache.window is not None:
+            raise ValueError("linear attention's state cannot forget a token, so its kv_cache must not have a window")
+        state = None if cache is None else cache.state(self.layer)
+        key_real = None if mask.key_padding is None else mask.key_padding[:, -k.shape[2] :]  # those of this pass
+        with torch.autocast(q.device.type, enabled=False):  # sums stay wide
+            if self._materialises(state):
+                pattern = linear_attention_pattern(q, k, causal=mask.causal, key_real=key_real)
+                z = _apply_pattern(self.hook_pattern(_real_rows(pattern, mask.query_padding)), v)
+                state = linear_state(k, v, key_real=key_real)
+            else:
+                z, state = linear_attention(q, k, v, causal=mask.causal, key_real=key_real, state=state)
+        real = mask.query_padding  # the keys that this pass adds are those of its queries
+        state = None if context.cache is None else context.cache.state(self.layer)
         if self._materialises():
-            pattern = linear_attention_pattern(q, k, causal=mask.causal, key_real=mask.key_padding)
-            z = _apply_pattern(self.hook_pattern(_real_rows(pattern, mask.query_padding)), v)
+            if state is not None:
+                raise ValueError(
+                    f"{self.hook_pattern.name} needs every key, but the kv_cache keeps their sum; "
+                    "run the whole text without a kv_cache"
+                )
+            pattern = linear_attention_pattern(q, k, causal=mask.causal, key_real=real)
+            z = _apply_pattern(self.hook_pattern(_real_rows(pattern, real)), v)
+            state = linear_state(k, v, key_real=real)
         else:
-            z, _ = linear_attention(q, k, v, causal=mask.causal, key_real=mask.key_padding)
-        return _real_rows(z, mask.query_padding)
+            z, state = linear_attention(q, k, v, causal=mask.causal, key_real=real, state=state)
+        if context.cache is not None:
+            context.cache.set_state(self.layer, state)
+        if self.hook_state.has_hooks():
+            self.hook_state(state[0].to(v.dtype))
+        return _real_rows(z, real)
 
-    def _materialises(self) -> bool:
-        if self.hook_pattern.has_hooks() and self.cfg.attention_backend == "flash":
+    def _materialises(self, state: LinearState | None) -> bool:
+        listens = self.hook_pattern.has_hooks()
+        if listens and self.cfg.attention_backend == "flash":
             raise ValueError(
                 f"{self.hook_pattern.name} has a hook, but attention_backend='flash' never builds the pattern. "
                 "Use attention_backend='auto'."
             )
-        return self.hook_pattern.has_hooks() or self.cfg.attention_backend == "materialised"
+        if listens and state is not None:
+            raise ValueError(
+                f"{self.hook_pattern.name} has a hook, but of earlier keys a linear layer's kv_cache keeps only their "
+                "sums. Run the whole text at once, without a kv_cache."
+            )
+        return listens or (self.cfg.attention_backend == "materialised" and state is None)
 
 
 def feature_map(x: Tensor) -> Tensor:
@@ -132,24 +164,24 @@ def linear_attention(
         raise ValueError(f"causal linear attention needs a query for each key, got {q.shape[2]} for {k.shape[2]}")
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise ValueError(f"chunk must be a positive integer, got {chunk!r}")
-    final = linear_state(k, v, key_real=key_real, state=state)
-    q_features = _query_features(q, k.shape[1])  # [batch, kv head, group, query, d]
+    queries, keys, values = _query_features(q, k.shape[1]), _key_features(k, key_real), _values(v, key_real)
+    before = None if state is None else _joined(*state)
     if causal:
-        numerator, denominator = _causal_sums(q_features, _key_features(k, key_real), v, state, chunk)
+        sums, total = _causal_sums(queries, keys, values, before, min(chunk, k.shape[2]))
     else:
-        numerator = q_features @ final[0][:, :, None]
-        denominator = q_features @ final[1][:, :, None, :, None]
-    return _divide(numerator, denominator).flatten(1, 2).to(q.dtype), final
+        total = _total(keys, values, before)
+        sums = queries @ total[:, :, None]
+    return _divide(sums[..., :-1], sums[..., -1:]).flatten(1, 2).to(q.dtype), (total[..., :-1], total[..., -1])
 
 
 def linear_state(
     k: Tensor, v: Tensor, *, key_real: Tensor | None = None, state: LinearState | None = None
 ) -> LinearState:
-    """S = Σ_j φ(k_j) v_jᵀ [batch, kv head, d_head, d_head] and s = Σ_j φ(k_j) [batch, kv head, d_head], after
+    """S = Σ_j φ(k_j) v_jᵀ [batch, kv head, d_head, d_head] and s = Σ_j φ(k_j) [batch, kv head, d_head], on top of
     ``state``; arguments as in ``linear_attention``."""
-    features = _key_features(k, key_real)
-    outer, total = features.mT @ v.to(features.dtype), features.sum(2)
-    return (outer, total) if state is None else (state[0] + outer, state[1] + total)
+    before = None if state is None else _joined(*state)
+    total = _total(_key_features(k, key_real), _values(v, key_real), before)
+    return total[..., :-1], total[..., -1]
 
 
 def linear_attention_pattern(q: Tensor, k: Tensor, *, causal: bool, key_real: Tensor | None = None) -> Tensor:
@@ -165,23 +197,32 @@ def linear_attention_pattern(q: Tensor, k: Tensor, *, causal: bool, key_real: Te
     return _divide(weights, weights.sum(-1, keepdim=True)).flatten(1, 2)
 
 
-def _causal_sums(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """Numerators [batch, kv head, group, query, d] and denominators [..., 1] of features q [batch, kv head, group,
-    query, d] and k [batch, kv head, key, d]."""
-    n, padding = k.shape[2], -k.shape[2] % chunk
-    # The denominator is a further column of the numerator: that of a value which is 1 everywhere.
-    values = torch.cat((v.to(k.dtype), torch.ones_like(k[..., :1])), dim=-1)
+# Below, the denominator is one more column of the numerator: that of a value which is 1 everywhere. So values are
+# [batch, kv head, key, d_head + 1], and the sums [batch, kv head, d_head, d_head + 1] are S and s side by side.
+
+
+def _joined(outer: Tensor, total: Tensor) -> Tensor:
+    return torch.cat((outer, total[..., None]), dim=-1)
+
+
+def _total(k: Tensor, values: Tensor, before: Tensor | None) -> Tensor:
+    sums = k.mT @ values
+    return sums if before is None else before + sums
+
+
+def _causal_sums(q: Tensor, k: Tensor, values: Tensor, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+    """For features q [batch, kv head, group, query, d] and k [batch, kv head, key, d], what each query reads,
+    [batch, kv head, group, query, d + 1], and the sums behind the last key."""
+    n = k.shape[2]
     q, k, values = (
-        torch.nn.functional.pad(x, (0, 0, 0, padding)).unflatten(-2, (-1, chunk)) for x in (q, k, values)
-    )  # [batch, kv head, (group,) chunk, position in chunk, d]
+        nn.functional.pad(x, (0, 0, 0, -n % chunk)).unflatten(-2, (-1, chunk)) for x in (q, k, values)
+    )  # [batch, kv head, (group,) chunk, position in chunk, width]
     of_chunk = k.mT @ values  # [batch, kv head, chunk, d, d + 1]
-    first = torch.zeros_like(of_chunk[:, :, :1])
-    if state is not None:
-        first = torch.cat((state[0], state[1][..., None]), dim=-1)[:, :, None].to(of_chunk.dtype)
-    before = torch.cat((first, of_chunk[:, :, :-1]), dim=2).cumsum(2)[:, :, None]
+    first = torch.zeros_like(of_chunk[:, :, 0]) if before is None else before
+    sums = torch.cat((first[:, :, None], of_chunk), dim=2).cumsum(2)
     within = (q @ k[:, :, None].mT).tril() @ values[:, :, None]
-    sums = (within + q @ before).flatten(-3, -2)[..., :n, :]
-    return sums[..., :-1], sums[..., -1:]
+    across = q @ sums[:, :, None, :-1]
+    return (within + across).flatten(-3, -2)[..., :n, :], sums[:, :, -1]
 
 
 def _query_features(q: Tensor, kv_heads: int) -> Tensor:
@@ -196,6 +237,12 @@ def _query_features(q: Tensor, kv_heads: int) -> Tensor:
 def _key_features(k: Tensor, key_real: Tensor | None) -> Tensor:
     features = feature_map(k)
     return features if key_real is None else features.masked_fill(~key_real[:, None, :, None], 0)
+
+
+def _values(v: Tensor, key_real: Tensor | None) -> Tensor:
+    wide = v if v.dtype == torch.float64 else v.float()
+    wide = wide if key_real is None else wide.masked_fill(~key_real[:, None, :, None], 0)
+    return nn.functional.pad(wide, (0, 1), value=1.0)
 
 
 def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
