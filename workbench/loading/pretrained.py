@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from workbench.config import AttentionBackend
+from workbench.config import AttentionBackend, TransformerConfig
 from workbench.errors import CorruptWeightsError, ModelNotFoundError, UnsupportedModelError
 from workbench.loading import huggingface, sources
 from workbench.loading.checkpoint import Checkpoint
 from workbench.loading.families import find_family
+from workbench.loading.families.common import Family
 from workbench.loading.gguf import gguf_checkpoint
 from workbench.loading.progress import Progress, terminal_progress
-from workbench.loading.weights import convert_weights, refuse_untied
+from workbench.loading.weights import convert_weights, differing, refuse_differing
 from workbench.paths import expand_home
 
 if TYPE_CHECKING:
@@ -137,15 +138,7 @@ def _build(
     from workbench.transformer import HookedTransformer
 
     family = find_family(checkpoint.hf_config, checkpoint.described_as)
-    try:
-        cfg = family.map_config(checkpoint.hf_config, n_ctx)
-    except ValueError as error:
-        raise UnsupportedModelError(f"{checkpoint.described_as}: {error}") from None
-    if cfg.n_layers > len(checkpoint.tensors):  # found out here, as building that many could take forever
-        raise CorruptWeightsError(
-            f"{checkpoint.described_as}: {cfg.n_layers:,} layers, but only {len(checkpoint.tensors)} tensors; "
-            "config.json and weights do not belong together"
-        )
+    cfg = _configure(checkpoint, family, n_ctx)
     _refuse_foreign_tokenizer(checkpoint, cfg.d_vocab)
     stored, wanted = checkpoint.weights_description, str(dtype).removeprefix("torch.")
     cfg = dataclasses.replace(
@@ -163,22 +156,37 @@ def _build(
             model = HookedTransformer(dataclasses.replace(cfg, device=torch.device("meta")), checkpoint.tokenizer)
     except RuntimeError:  # torch cannot even count the bytes
         raise CorruptWeightsError(f"{checkpoint.described_as}: the sizes in its configuration are absurd") from None
-    harmless = family.harmless_tensors
-    if cfg.tie_word_embeddings:
-        refuse_untied(checkpoint.tensors, family.tied, family.base_prefix, checkpoint.described_as)
-        harmless += (family.tied[0],)
+    repeats = {**family.copies, **({family.tied[0]: family.tied[1]} if cfg.tie_word_embeddings else {})}
+    refuse_differing(checkpoint.tensors, repeats, family.base_prefix, checkpoint.described_as)
     state = convert_weights(
         checkpoint.tensors,
         family.weight_rules,
         cfg,
         {name: parameter.shape for name, parameter in model.named_parameters()},
         prefix=family.base_prefix,
-        harmless=harmless,
+        harmless=(*family.harmless_tensors, *repeats),
         described_as=checkpoint.described_as,
         progress=progress,
     )
     model.load_state_dict(state, assign=True)
     return model.to(device).eval()
+
+
+def _configure(checkpoint: Checkpoint, family: Family, n_ctx: int | None) -> TransformerConfig:
+    """What the checkpoint's configuration comes down to, as far as its tensors do not contradict it."""
+    try:
+        cfg = family.configure(checkpoint.hf_config, n_ctx)
+    except ValueError as error:
+        raise UnsupportedModelError(f"{checkpoint.described_as}: {error}") from None
+    n_layers = max(cfg.n_layers, cfg.n_encoder_layers or 0)
+    if n_layers > len(checkpoint.tensors):  # found out here, as building that many could take forever
+        raise CorruptWeightsError(
+            f"{checkpoint.described_as}: {n_layers:,} layers, but only {len(checkpoint.tensors)} tensors; "
+            "config.json and weights do not belong together"
+        )
+    if cfg.tie_word_embeddings and family.unties and differing(checkpoint.tensors, family.tied, family.base_prefix):
+        return dataclasses.replace(cfg, tie_word_embeddings=False)
+    return cfg
 
 
 def _refuse_foreign_tokenizer(checkpoint: Checkpoint, d_vocab: int) -> None:

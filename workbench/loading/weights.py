@@ -136,18 +136,27 @@ def convert_weights(
     return state
 
 
-def refuse_untied(source: Mapping[str, Tensor], tied: tuple[str, str], prefix: str, described_as: str) -> None:
-    """Checks that the two embeddings of a tied model are equal where the source holds both.
+def differing(source: Mapping[str, Tensor], pair: tuple[str, str], prefix: str) -> list[str]:
+    """The source's names of two tensors where it holds both and they are not equal; else nothing."""
+    found = [name for wanted in pair for name in source if name.removeprefix(prefix) == wanted]
+    return found if len(found) == 2 and not torch.equal(source[found[0]], source[found[1]]) else []
+
+
+def refuse_differing(source: Mapping[str, Tensor], repeats: Mapping[str, str], prefix: str, described_as: str) -> None:
+    """Checks that tensors which repeat others are equal to them, where the source holds both.
+
+    Args:
+        repeats: names of such tensors -> the names of those that they repeat.
 
     Raises:
         CorruptWeightsError: they differ, so the configuration or the weights are wrong.
     """
-    output, input_ = ([name for name in source if name.removeprefix(prefix) == wanted] for wanted in tied)
-    if output and input_ and not torch.equal(source[output[0]], source[input_[0]]):
-        raise CorruptWeightsError(
-            f"{described_as}: the configuration ties {output[0]} to {input_[0]}, but they differ; "
-            "set tie_word_embeddings to false in config.json, or remove the one that does not belong"
-        )
+    for pair in repeats.items():
+        if found := differing(source, pair, prefix):
+            raise CorruptWeightsError(
+                f"{described_as}: the configuration ties {found[0]} to {found[1]}, but they differ; "
+                "set tie_word_embeddings to false in config.json, or remove the one that does not belong"
+            )
 
 
 def _plan(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import reprlib
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.config import ActivationName, TransformerConfig
@@ -58,25 +59,52 @@ ACTIVATIONS: Mapping[str, ActivationName] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One row of the table of supported architectures.
 
     Attributes:
-        architectures: Hugging Face ``model_type`` -> the class that carries the language-model head.
-        map_config: ``(hf_config, n_ctx) -> TransformerConfig``; refuses what the model cannot express.
+        architectures: Hugging Face ``model_type`` -> the classes that carry the language-model head, the usual first.
+        base_models: ``model_type`` -> the class without that head, whose models give no logits; where it is supported.
+        map_config: ``(hf_config, n_ctx) -> TransformerConfig`` of the headed model; refuses what the model cannot
+            express.
         weight_rules: from Hugging Face tensor names, without ``base_prefix``, to ours.
         base_prefix: what the headed model puts before the names of the base model; checkpoints come with and without.
-        harmless_tensors: name patterns of tensors that hold no parameter.
+        harmless_tensors: name patterns of tensors that hold no parameter, or one of a head that the model leaves out.
         tied: (output, input) embedding names, which must be equal where the configuration ties them.
+        unties: the configuration says nothing of ties: an output embedding that differs from the input's counts.
+        copies: name -> the tensor that it repeats wherever both are there.
     """
 
-    architectures: Mapping[str, str]
+    architectures: Mapping[str, str | tuple[str, ...]]
     map_config: Callable[[Mapping[str, Any], int | None], TransformerConfig]
     weight_rules: tuple[WeightRule, ...]
     base_prefix: str
-    harmless_tensors: tuple[str, ...]
     tied: tuple[str, str]
+    base_models: Mapping[str, str] = field(default_factory=dict)
+    harmless_tensors: tuple[str, ...] = ()
+    unties: bool = False
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def headed(self, model_type: str) -> tuple[str, ...]:
+        """The classes of a model type that carry the language-model head."""
+        classes = self.architectures[model_type]
+        return (classes,) if isinstance(classes, str) else classes
+
+    def configure(self, hf_config: Mapping[str, Any], n_ctx: int | None) -> TransformerConfig:
+        """``map_config``, without the head where the checkpoint is one of a base model."""
+        config = self.map_config(hf_config, n_ctx)
+        base_model = self.base_models.get(str(hf_config["model_type"]))
+        if base_model is None or base_model not in named_architectures(hf_config):
+            return config
+        headless = {"use_unembed": False, "use_unembed_bias": False, "use_mlm_head": False, "logit_scale": 1.0}
+        return dataclasses.replace(config, **headless, tie_word_embeddings=False)
+
+
+def named_architectures(hf_config: Mapping[str, Any]) -> list[Any]:
+    """The classes that a Hugging Face configuration says it belongs to."""
+    architectures = hf_config.get("architectures") or []
+    return architectures if isinstance(architectures, list) else [architectures]
 
 
 class ConfigAttributes:
