@@ -6,19 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.errors import UnsupportedModelError
-from workbench.loading.families import gpt2, llama
-from workbench.loading.families.common import Family
+from workbench.loading.families import gemma, gpt2, gpt_oss, llama, mixtral, olmo2, phi3, qwen3
+from workbench.loading.families.common import Family, named_architectures
 
-FAMILIES: Mapping[str, Family] = {
-    model_type: module.FAMILY for module in (gpt2, llama) for model_type in module.FAMILY.architectures
-}
+_ALL = (
+    gpt2.FAMILY,
+    llama.FAMILY, qwen3.FAMILY, olmo2.FAMILY, phi3.FAMILY,
+    gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3,
+    mixtral.FAMILY, gpt_oss.FAMILY,
+)  # fmt: skip
+FAMILIES: Mapping[str, Family] = {model_type: family for family in _ALL for model_type in family.architectures}
 
 
 def find_family(hf_config: Mapping[str, Any], described_as: str) -> Family:
     """The family of a Hugging Face configuration.
 
     Raises:
-        UnsupportedModelError: an architecture that is not supported, or one without a language-model head.
+        UnsupportedModelError: an architecture that is not supported.
     """
     model_type = str(hf_config.get("model_type"))
     if model_type not in FAMILIES:
@@ -26,11 +30,11 @@ def find_family(hf_config: Mapping[str, Any], described_as: str) -> Family:
             f"{described_as}: the model_type {model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
         )
     family = FAMILIES[model_type]
-    wanted = family.architectures[model_type]
-    architectures = hf_config.get("architectures") or []
-    for architecture in architectures if isinstance(architectures, list) else [architectures]:
-        if architecture != wanted:
+    headed, base_model = family.headed(model_type), family.base_models.get(model_type)
+    for architecture in named_architectures(hf_config):
+        if architecture not in headed and architecture != base_model:
             raise UnsupportedModelError(
-                f"{described_as}: {architecture} is not supported; load a {wanted}, which has the language-model head"
+                f"{described_as}: {architecture} is not supported; load a {headed[0]}, which has the language-model "
+                f"head{f', or a {base_model}' if base_model else ''}"
             )
     return family
