@@ -53,6 +53,11 @@ def first_positions(tensor: Tensor, cfg: TransformerConfig) -> Tensor:
     return tensor[: cfg.n_ctx]
 
 
+def positions_after(n_skipped: int) -> Op:
+    """[n_skipped + positions, d_model] → [n_ctx, d_model], for tables that begin with rows for pads"""
+    return lambda tensor, cfg: tensor[n_skipped : n_skipped + cfg.n_ctx]
+
+
 def split_output_heads(tensor: Tensor, cfg: TransformerConfig) -> Tensor:
     """Linear [head · d_head, d_model] → [head, d_model, d_head]"""
     return tensor.unflatten(0, (-1, cfg.d_head)).transpose(1, 2)
