@@ -9,7 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.config import MixtureOfExperts as MixtureOfExperts
+    from workbench.config import RopeScaling as RopeScaling
     from workbench.config import TransformerConfig as TransformerConfig
+    from workbench.encoder_decoder import HookedEncoderDecoder as HookedEncoderDecoder
     from workbench.errors import CorruptWeightsError as CorruptWeightsError
     from workbench.errors import ModelNotFoundError as ModelNotFoundError
     from workbench.errors import UnsupportedModelError as UnsupportedModelError
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from workbench.kernels import AttentionMask as AttentionMask
     from workbench.kernels import MatchLabels as MatchLabels
     from workbench.kernels import StatisticsRequest as StatisticsRequest
+    from workbench.kv_cache import KVCache as KVCache
     from workbench.statistics import ModelStatistics as ModelStatistics
     from workbench.transformer import HookedTransformer as HookedTransformer
 
@@ -25,10 +29,14 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "AttentionMask": "workbench.kernels",
     "CorruptWeightsError": "workbench.errors",
+    "HookedEncoderDecoder": "workbench.encoder_decoder",
     "HookedTransformer": "workbench.transformer",
+    "KVCache": "workbench.kv_cache",
     "MatchLabels": "workbench.kernels",
+    "MixtureOfExperts": "workbench.config",
     "ModelNotFoundError": "workbench.errors",
     "ModelStatistics": "workbench.statistics",
+    "RopeScaling": "workbench.config",
     "StatisticsRequest": "workbench.kernels",
     "TransformerConfig": "workbench.config",
     "UnsupportedModelError": "workbench.errors",

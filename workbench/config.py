@@ -79,6 +79,13 @@ class RopeScaling:
         """Whether the frequencies of a token change when the text behind it grows."""
         return self.type in ("dynamic", "longrope")
 
+    def changes_between(self, length: int, longer: int) -> bool:
+        """Whether a text of ``longer`` tokens has other frequencies than one of ``length``."""
+        original = self.original_context or 0
+        if self.type == "longrope":
+            return (length > original) != (longer > original)
+        return self.type == "dynamic" and max(length, original) != max(longer, original)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfExperts:

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -21,6 +22,7 @@ __all__ = [
     "ActivationCache",
     "HookPoint",
     "HookedModel",
+    "RunPositions",
     "ReadOnlyHookPoint",
     "fresh",
     "hook_shape",
@@ -39,8 +41,35 @@ _OPTIONAL_HOOKS = {
 }
 
 
-class HookPoint(BaseHookPoint):
+@dataclass(eq=False)
+class RunPositions:
+    """Where the tokens of the present forward pass stand in their texts; all hook points of a model share it.
+
+    queries, keys: int64 [batch, pos], the rank of each among the real tokens of its row, evicted ones included.
+    """
+
+    queries: Tensor | None = None
+    keys: Tensor | None = None
+
+
+class _KnowsPositions(BaseHookPoint):
+    run = RunPositions()
+
+    @property
+    def position_ids(self) -> Tensor | None:
+        """The absolute positions int64 [batch, pos] of the tokens in the pos or query axis, while a model runs."""
+        return self.run.queries
+
+    @property
+    def key_position_ids(self) -> Tensor | None:
+        """Those of the key axis [batch, key]: all that the queries may see, remembered ones included."""
+        return self.run.keys
+
+
+class HookPoint(_KnowsPositions):
     """TransformerLens' hook point. What a hook returns takes the value's place: same shape, dtype and device.
+
+    A hook that edits single positions finds them in ``hook.position_ids``, also while a cache feeds the text in pieces.
 
     Raises (when called):
         ValueError: a hook returned something else, which broadcasting might carry on in silence.
@@ -61,7 +90,7 @@ def _form(x: Tensor) -> str:
     return f"{list(x.shape)} in {x.dtype} on {x.device}"
 
 
-class ReadOnlyHookPoint(BaseHookPoint):
+class ReadOnlyHookPoint(_KnowsPositions):
     """A hook point whose value the model reports but does not use; a hook that edits it raises.
 
     Raises (when called):
@@ -86,6 +115,13 @@ class HookedModel(HookedRootModule):
 
     cfg: TransformerConfig
     to_tokens: Callable
+
+    def setup(self) -> None:
+        """Names the hook points, and tells them where to find the positions of a run."""
+        super().setup()
+        self.run_positions = RunPositions()
+        for hook in self.hook_dict.values():
+            hook.run = self.run_positions
 
     def run_with_cache(
         self, *model_args: Any, names_filter: NamesFilter = None, remove_batch_dim: bool = False, **kwargs: Any
@@ -186,22 +222,38 @@ def _suffix(hook_name: str) -> str:
     return hook_name.rpartition(".")[2]
 
 
-def hook_shape(cfg: TransformerConfig, name: str, batch: int, pos: int) -> tuple[int, ...]:
-    """The shape of an activation at a hook point (statistics, whose width a request decides, aside)."""
+def hook_shape(cfg: TransformerConfig, name: str, batch: int, pos: int, key_pos: int | None = None) -> tuple[int, ...]:
+    """The shape of an activation at a hook point (statistics, whose width a request decides, aside).
+
+    ``key_pos`` counts the keys where they are not the queries: an encoder's tokens in cross-attention.
+    """
     suffix = _suffix(name)
-    if suffix in ("hook_pattern", "hook_attn_scores"):
-        return batch, cfg.n_heads, pos, pos
-    if suffix in ("hook_q", "hook_rot_q", "hook_z"):
-        return batch, pos, cfg.n_heads, cfg.d_head
-    if suffix in ("hook_k", "hook_rot_k", "hook_v"):
-        return batch, pos, cfg.n_key_value_heads, cfg.d_head
-    if suffix in ("hook_result", "hook_q_input"):
-        return batch, pos, cfg.n_heads, cfg.d_model
-    if suffix in ("hook_k_input", "hook_v_input"):
-        return batch, pos, cfg.n_key_value_heads, cfg.d_model
-    if suffix in ("hook_pre", "hook_pre_linear", "hook_post"):
-        return batch, pos, cfg.d_mlp
-    return batch, pos, 1 if suffix == "hook_scale" else cfg.d_model
+    keys = pos if key_pos is None else key_pos
+    if "_norm." in name:
+        return batch, *_query_key_norm_shape(cfg, name, pos, keys)
+    widths: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(("hook_pattern", "hook_attn_scores"), (cfg.n_heads, pos, keys)),
+        **dict.fromkeys(("hook_q", "hook_rot_q", "hook_z"), (pos, cfg.n_heads, cfg.d_head)),
+        **dict.fromkeys(("hook_k", "hook_rot_k", "hook_v"), (keys, cfg.n_key_value_heads, cfg.d_head)),
+        **dict.fromkeys(("hook_result", "hook_q_input"), (pos, cfg.n_heads, cfg.d_model)),
+        **dict.fromkeys(("hook_k_input", "hook_v_input"), (pos, cfg.n_key_value_heads, cfg.d_model)),
+        **dict.fromkeys(("hook_pre", "hook_pre_linear", "hook_post"), (pos, cfg.d_mlp)),
+        "hook_state": (cfg.n_key_value_heads, cfg.d_head, cfg.d_head),
+        "hook_scale": (pos, 1),
+    }
+    if cfg.moe is not None:
+        chosen = (pos, cfg.moe.n_experts_per_token)
+        widths |= {"hook_router_logits": (pos, cfg.moe.n_experts)}
+        widths |= {"hook_expert_weights": chosen, "hook_expert_indices": chosen}
+    return batch, *widths.get(suffix, (pos, cfg.d_model))
+
+
+def _query_key_norm_shape(cfg: TransformerConfig, name: str, pos: int, keys: int) -> tuple[int, ...]:
+    is_query = ".q_norm." in name
+    n_heads = cfg.n_heads if is_query else cfg.n_key_value_heads
+    per_head = cfg.qk_norm == "per_head"
+    width = 1 if name.endswith("hook_scale") else cfg.d_head if per_head else n_heads * cfg.d_head
+    return (pos if is_query else keys, n_heads, width) if per_head else (pos if is_query else keys, width)
 
 
 def _check_cache_memory(cfg: TransformerConfig, names: list[str], batch: int, pos: int) -> None:

@@ -1,25 +1,15 @@
-"""From what a user asks of a model to what the kernel computes in each layer, and back as one tensor per statistic."""
+"""The statistics of a model: what is computed by default, where hooks read it, and one tensor for all layers."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.components.positions import Rotation
-from workbench.kernels import (
-    AttentionMask,
-    AttentionOutput,
-    AttentionStatistics,
-    MatchLabels,
-    StatisticsRequest,
-    match_labels,
-)
+from workbench.kernels import AttentionOutput, AttentionStatistics, StatisticsRequest
 
 # What run_with_statistics computes, and where the statistics' hooks find their parameters, unless the user says else.
 DEFAULT_REQUEST = StatisticsRequest(
@@ -59,17 +49,21 @@ STATISTIC_HOOKS: dict[str, StatisticHook] = {
     "hook_received": StatisticHook("received", _column("received")),
 }
 
+# They compare positions of one text, so cross-attention has none.
+WITHIN_ONE_TEXT = frozenset({"hook_mean_distance", "hook_offset_mass", "hook_match_mass"})
+
 
 class ModelStatistics(AttentionStatistics):
     """Statistics of every layer that ran, by name: the kernel's shapes with a leading layer axis.
 
     ``entropy`` is [layer, batch, head, query], ``received`` [layer, batch, head, key], ``match_mass`` a mapping from
-    label name to [layer, batch, head, query], and so on (see StatisticsRequest). Layers count from ``first_layer``.
+    label name to [layer, batch, head, query], and so on (see StatisticsRequest). Index i of the layer axis is the layer
+    ``layer_indices[i]`` of the model.
     """
 
-    def __init__(self, layers: Sequence[Mapping[str, Any]], first_layer: int = 0) -> None:
+    def __init__(self, layers: Sequence[Mapping[str, Any]], layer_indices: Sequence[int]) -> None:
         super().__init__({name: _stack([layer[name] for layer in layers]) for name in layers[0]})
-        self.first_layer = first_layer
+        self.layer_indices = tuple(layer_indices)
         self.n_layers = len(layers)
 
     def __repr__(self) -> str:
@@ -98,98 +92,6 @@ class StatisticsCollector:
             raise ValueError(f"the request must be a StatisticsRequest, got {type(self.request).__name__}")
 
 
-@dataclass(eq=False)
-class AttentionContext:
-    """What all layers of one forward pass share.
-
-    tokens [batch, pos] are absent in a run that starts from a residual; ``rotation`` is None without rotary positions.
-    ``collector`` is None unless run_with_statistics asked for ``user_request`` in every layer.
-    """
-
-    mask: AttentionMask
-    rotation: Rotation | None
-    tokens: Tensor | None
-    shape: tuple[int, int]
-    device: torch.device
-    user_request: StatisticsRequest
-    collector: StatisticsCollector | None = None
-
-    @cached_property
-    def request(self) -> StatisticsRequest:
-        """The user's request with label names and sink counts turned into tensors of this run."""
-        request = self.user_request
-        if isinstance(request.sink_keys, int):
-            request = dataclasses.replace(request, sink_keys=self._first_real_tokens(request.sink_keys))
-        if request.match:
-            request = dataclasses.replace(request, match=self._match(request.match))
-        return request
-
-    def layer_request(self, hooks: Iterable[str]) -> StatisticsRequest | None:
-        """What one layer computes: everything that is collected, and what its own hooks listen to.
-
-        Raises:
-            ValueError: a hook whose parameters the request does not give.
-        """
-        fields = {wanted for name in hooks if (wanted := STATISTIC_HOOKS[name].field)}
-        for name in fields - _SWITCHES:
-            if not _is_given(getattr(self.user_request, name)):
-                raise ValueError(
-                    f"the hook for {name} needs its parameters: set model.statistics_request to a "
-                    f"StatisticsRequest with {name}=…"
-                )
-        if self.collector is not None:
-            switched: dict[str, Any] = dict.fromkeys(fields & _SWITCHES, True)
-            return dataclasses.replace(self.request, **switched)
-        if not fields:
-            return None
-        chosen: dict[str, Any] = {name: True if name in _SWITCHES else getattr(self.request, name) for name in fields}
-        if "received" in fields:
-            chosen["query_weights"] = self.request.query_weights
-        return StatisticsRequest(**chosen)
-
-    def collect(self, output: AttentionOutput) -> None:
-        if self.collector is not None:
-            self.collector.layers.append(output.statistics)
-
-    def _first_real_tokens(self, count: int) -> Tensor | int:
-        """Positions [batch, m] of the first ``count`` real tokens of each sequence and document; −1 fills the rest."""
-        padding, documents = self.mask.key_padding, self.mask.documents
-        if padding is None and documents is None:
-            return min(count, self.shape[1])
-        real = torch.ones(self.shape, dtype=torch.bool, device=self.device) if padding is None else padding
-        rank = rank_in_document(real, documents)
-        chosen = real & (rank < count)
-        width = max(int(chosen.sum(dim=1).max()), 1)
-        positions = torch.arange(self.shape[1], device=self.device).expand(self.shape)
-        ordered = positions.masked_fill(~chosen, self.shape[1]).sort(dim=1).values[:, :width]
-        return ordered.masked_fill(ordered == self.shape[1], -1)
-
-    def _match(self, match: tuple[str, ...] | Mapping[str, MatchLabels]) -> Mapping[str, MatchLabels]:
-        given = match if isinstance(match, Mapping) else dict.fromkeys(match)
-        labels = {}
-        for name, value in given.items():
-            if name not in ("induction", "duplicate"):
-                if value is None:
-                    raise ValueError(
-                        f"match={name!r}: a model builds 'induction' and 'duplicate'; give labels for others"
-                    )
-                labels[name] = value
-                continue
-            if self.tokens is None:
-                raise ValueError(f"match={name!r} needs tokens, but this run started from a residual (start_at_layer)")
-            own = match_labels(self.tokens, name, key_padding=self.mask.key_padding, documents=self.mask.documents)
-            if value is not None and not _same_labels(value, own):
-                raise ValueError(
-                    f"the request's {name!r} labels were made from other tokens than this run's; "
-                    f"pass match=({name!r},) and the model builds them"
-                )
-            labels[name] = own
-        return labels
-
-
-_SWITCHES = {f.name for f in dataclasses.fields(StatisticsRequest) if isinstance(f.default, bool)}
-
-
 def rank_in_document(real: Tensor, documents: Tensor | None) -> Tensor:
     """The index of each token among the real tokens of its sequence, or of its document; real is bool [batch, pos].
 
@@ -202,13 +104,3 @@ def rank_in_document(real: Tensor, documents: Tensor | None) -> Tensor:
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     rank_at_start = torch.where(starts, rank, -1).cummax(dim=1).values
     return rank - rank_at_start
-
-
-def _same_labels(left: MatchLabels, right: MatchLabels) -> bool:
-    return left.query.shape == right.query.shape and all(
-        torch.equal(getattr(left, side).to(right.query.device), getattr(right, side)) for side in ("query", "key")
-    )
-
-
-def _is_given(parameter: object) -> bool:
-    return parameter is not None and (isinstance(parameter, Tensor) or bool(parameter))

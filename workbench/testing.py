@@ -6,6 +6,8 @@ read-only and an edit raises.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -36,9 +38,10 @@ def check_hooks_fire(model: HookedTransformer, tokens: Tensor) -> None:
     batch, pos = tokens.shape
     for name in _active(model):
         shapes: list[tuple[int, ...]] = []
-        model.run_with_hooks(tokens, fwd_hooks=[(name, lambda x, hook, seen=shapes: seen.append(tuple(x.shape)))])
+        with model.hooks(fwd_hooks=[(name, lambda x, hook, seen=shapes: seen.append(tuple(x.shape)))]):
+            _output(model, tokens)
         assert len(shapes) == 1, f"{name} fired {len(shapes)} times in one forward pass"
-        if isinstance(model.hook_dict[name], ReadOnlyHookPoint):
+        if isinstance(model.hook_dict[name], ReadOnlyHookPoint) and not name.endswith("hook_state"):
             assert shapes[0][:3] == (batch, model.cfg.n_heads, pos), f"{name} has shape {shapes[0]}"
         else:
             expected = hook_shape(model.cfg, name, batch, pos)
@@ -48,69 +51,105 @@ def check_hooks_fire(model: HookedTransformer, tokens: Tensor) -> None:
 @torch.no_grad()
 def check_edits_change_logits(model: HookedTransformer, tokens: Tensor) -> None:
     """An edit at any hook point changes the logits, or raises because the point is read-only."""
-    clean = model(tokens)
+    clean = _output(model, tokens)
     generator = torch.Generator().manual_seed(0)
 
     def perturb(x: Tensor, hook: HookPoint) -> Tensor:
+        if not x.is_floating_point():  # the choice of experts: every token takes others
+            assert model.cfg.moe is not None
+            return (x + 1) % model.cfg.moe.n_experts
         return x * (1 + 0.5 * torch.rand(x.shape, generator=generator).to(x))
 
     for name in _active(model):
         if isinstance(model.hook_dict[name], ReadOnlyHookPoint):
             try:
-                model.run_with_hooks(tokens, fwd_hooks=[(name, perturb)])
+                with model.hooks(fwd_hooks=[(name, perturb)]):
+                    _output(model, tokens)
             except ValueError:
                 continue
             raise AssertionError(f"{name} is read-only, yet an edit did not raise")
-        edited = model.run_with_hooks(tokens, fwd_hooks=[(name, perturb)])
+        with model.hooks(fwd_hooks=[(name, perturb)]):
+            edited = _output(model, tokens)
         assert not torch.equal(edited, clean), f"an edit of {name} does not change the logits"
 
 
 @torch.no_grad()
 def check_identities(model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-4) -> None:
     """What the names imply: residuals add up, softmax(scores) = pattern, pattern @ v = z, x̂ · scale = x, …"""
-    logits, cache = model.run_with_cache(tokens)
+    output = "logits" if model.cfg.use_unembed else None
+    logits, cache = model.run_with_cache(tokens, output)
     for layer in range(model.cfg.n_layers):
-        block = f"blocks.{layer}"
-        pattern, v = cache[f"{block}.attn.hook_pattern"], cache[f"{block}.attn.hook_v"]
-        v_of_head = v.repeat_interleave(model.cfg.n_heads // v.shape[2], dim=2)
-        z = torch.einsum("bhqk,bkhd->bqhd", pattern, v_of_head)
-        sums = {
-            "resid_mid = resid_pre + attn_out": (
-                cache[f"{block}.hook_resid_pre"] + cache[f"{block}.hook_attn_out"],
-                cache[f"{block}.hook_resid_mid"],
-            ),
-            "resid_post = resid_mid + mlp_out": (
-                cache[f"{block}.hook_resid_mid"] + cache[f"{block}.hook_mlp_out"],
-                cache[f"{block}.hook_resid_post"],
-            ),
-            "pattern = softmax(scores)": (cache[f"{block}.attn.hook_attn_scores"].softmax(dim=-1), pattern),
-            "z = pattern @ v": (z, cache[f"{block}.attn.hook_z"]),
-        }
-        for identity, (left, right) in sums.items():
+        for identity, (left, right) in _identities(model, cache, layer).items():
             _assert_close(left, right, tolerance, f"{identity} in layer {layer}")
-    normalized = cache["ln_final.hook_normalized"] * model.ln_final.w
+    if not model.cfg.has_final_norm or model.cfg.use_mlm_head or output is None:
+        return
+    normalized = cache["ln_final.hook_normalized"] * model.ln_final.gain
     if model.ln_final.b is not None:
         normalized = normalized + model.ln_final.b
-    _assert_close(normalized @ model.W_U + model.b_U, logits, tolerance, "logits = unembed(ln_final)")
+    expected = model.cfg.logit_scale * (normalized @ model.W_U) + model.b_U
+    if (cap := model.cfg.output_logits_soft_cap) is not None:
+        expected = cap * torch.tanh(expected / cap)
+    _assert_close(expected, logits, tolerance, "logits = unembed(ln_final)")
+
+
+def _identities(model: HookedTransformer, cache: Mapping, layer: int) -> dict[str, tuple[Tensor, Tensor]]:
+    cfg, block = model.cfg, model.blocks[layer]
+    at = {name: cache[f"blocks.{layer}.{name}"] for name in _RESIDUALS if f"blocks.{layer}.{name}" in cache}
+    pre, attn_out, mlp_out, post = (at[f"hook_{name}"] for name in ("resid_pre", "attn_out", "mlp_out", "resid_post"))
+    pattern, v = cache[f"blocks.{layer}.attn.hook_pattern"], cache[f"blocks.{layer}.attn.hook_v"]
+    v_of_head = v.repeat_interleave(cfg.n_heads // v.shape[2], dim=2)
+    z = torch.einsum("bhqk,bkhd->bqhd", pattern, v_of_head)
+    found = {"z = pattern @ v": (z, cache[f"blocks.{layer}.attn.hook_z"])}
+    if cfg.layer_types[layer] != "linear" and not cfg.use_sink_logits:
+        scores = cache[f"blocks.{layer}.attn.hook_attn_scores"]
+        found["pattern = softmax(scores)"] = scores.softmax(dim=-1), pattern
+    if cfg.parallel_attn_mlp:
+        return found | {"resid_post = resid_pre + attn_out + mlp_out": (pre + attn_out + mlp_out, post)}
+    mid = at["hook_resid_mid"]
+    before_mlp = at.get("hook_resid_cross", mid)
+    if cfg.norm_placement == "post":
+        return found | {
+            "resid_mid = ln1(resid_pre + attn_out)": (block.ln1(pre + attn_out), mid),
+            "resid_post = ln2(resid_mid + mlp_out)": (block.ln2(before_mlp + mlp_out), post),
+        }
+    return found | {
+        "resid_mid = resid_pre + attn_out": (pre + attn_out, mid),
+        "resid_post = resid_mid + mlp_out": (before_mlp + mlp_out, post),
+    }
+
+
+_RESIDUALS = tuple(f"hook_{x}" for x in ("resid_pre", "attn_out", "resid_mid", "resid_cross", "mlp_out", "resid_post"))
 
 
 @torch.no_grad()
 def check_statistics(model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-4) -> None:
     """What the kernel emits equals the same numbers taken from the materialised pattern in float64."""
-    _, cache = model.run_with_cache(tokens, names_filter=lambda name: name.endswith(("pattern", "attn_scores")))
-    _, statistics = model.run_with_statistics(tokens)
-    for layer in range(model.cfg.n_layers):
+    output = "logits" if model.cfg.use_unembed else None
+    names = lambda name: name.startswith("blocks") and name.endswith((".attn.hook_pattern", ".attn.hook_attn_scores"))  # noqa: E731
+    _, cache = model.run_with_cache(tokens, output, names_filter=names)
+    _, statistics = model.run_with_statistics(tokens, return_type=output)
+    for index, layer in enumerate(statistics.layer_indices):
         p = cache[f"blocks.{layer}.attn.hook_pattern"].double()  # [batch, head, query, key]
         scores = cache[f"blocks.{layer}.attn.hook_attn_scores"].double()
+        if (sink_logits := model.blocks[layer].attn.sink_logits) is not None:
+            column = sink_logits.double()[:, None, None].expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, column), dim=-1)
         expected = {
             "lse": scores.logsumexp(dim=-1),
-            "entropy": torch.special.entr(p).sum(dim=-1),
+            "entropy": torch.special.entr(scores.softmax(dim=-1)).sum(dim=-1),
             "max_weight": p.amax(dim=-1),
             "received": p.sum(dim=-2),
         }
         for name, value in expected.items():
             if name in statistics:
-                _assert_close(statistics[name][layer].double(), value, tolerance, f"{name} in layer {layer}")
+                _assert_close(statistics[name][index].double(), value, tolerance, f"{name} in layer {layer}")
+
+
+def _output(model: HookedTransformer, tokens: Tensor) -> Tensor:
+    """The logits [batch, pos, d_vocab], or what a model without a head gives: the last stream [batch, pos, d_model]."""
+    if model.cfg.use_unembed:
+        return model(tokens)
+    return model.ln_final(model(tokens, stop_at_layer=model.cfg.n_layers))
 
 
 def _active(model: HookedTransformer) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 _PER_LAYER = {
     **dict.fromkeys(("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"), "attn"),
-    **dict.fromkeys(("W_in", "W_gate", "W_out", "b_in", "b_out"), "mlp"),
+    **dict.fromkeys(("W_in", "W_gate", "W_out", "b_in", "b_gate", "b_out"), "mlp"),
 }
 
 
@@ -22,6 +22,8 @@ class WeightViews:
             present = [weight for weight in weights if weight is not None]
             if len(present) < len(weights):
                 raise AttributeError(f"this model has no {name}; its configuration leaves it out")
+            if len({weight.shape for weight in present}) > 1:  # some layers have experts
+                raise AttributeError(f"{name} differs in shape from layer to layer; take it from model.blocks")
             return torch.stack(present)
         return super().__getattr__(name)  # type: ignore[misc]
 
@@ -48,16 +50,27 @@ class WeightViews:
     def tokens_to_residual_directions(self: Any, tokens: str | int | Tensor) -> Tensor:
         """The direction of the *normalised* residual stream that raises each token's logit, tokens.shape + [d_model].
 
-        The final norm's gain is in it: x̂ · direction, summed over the parts of x̂, plus ``logit_bias`` is the logit.
+        The final norm's gain is in it: x̂ · direction, summed over the parts of x̂, plus ``logit_bias`` is the logit,
+        before ``output_logits_soft_cap`` where there is one.
+
+        Raises:
+            ValueError: a head that is not linear in the stream.
         """
+        if self.cfg.use_mlm_head:
+            raise ValueError(
+                "the masked-LM head is not linear in the residual stream, so no direction stands for a token"
+            )
         if isinstance(tokens, str):
             tokens = self.to_single_token(tokens)
-        return self.W_U.T[tokens] * self.ln_final.w
+        directions = self.W_U.T[tokens] * self.cfg.logit_scale
+        return directions * self.ln_final.gain if self.cfg.has_final_norm else directions
 
     def logit_bias(self: Any, tokens: int | Tensor) -> Tensor:
         """What the logit of each token gets from no part of the stream: the final norm's bias and b_U; tokens.shape."""
         bias = self.b_U[tokens]
-        return bias if self.ln_final.b is None else bias + self.W_U.T[tokens] @ self.ln_final.b
+        if not self.cfg.has_final_norm or self.ln_final.b is None:
+            return bias
+        return bias + self.cfg.logit_scale * (self.W_U.T[tokens] @ self.ln_final.b)
 
     def accumulated_bias(self: Any, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
         """Σ of the biases b_O (and b_out) that the layers before ``layer`` wrote to the stream, [d_model].

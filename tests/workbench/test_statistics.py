@@ -139,7 +139,7 @@ def test_a_run_from_a_residual_counts_its_layers(pair, tokens):
     request = StatisticsRequest(entropy=True)
     _, part = pair.model.run_with_statistics(residual, request, start_at_layer=1, return_type=None)
     _, whole = pair.model.run_with_statistics(tokens, request)
-    assert part.first_layer == 1
+    assert part.layer_indices == (1,)
     assert torch.equal(part["entropy"], whole["entropy"][1:])
     with pytest.raises(ValueError, match="needs tokens"):
         pair.model.run_with_statistics(residual, start_at_layer=1)

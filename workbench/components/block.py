@@ -1,43 +1,107 @@
-"""One pre-norm Transformer block."""
+"""One Transformer block: attention, perhaps cross-attention, and a feed-forward layer around the residual stream."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from workbench.components.attention import Attention
+from workbench.components.linear_attention import LinearAttention
 from workbench.components.mlp import MLP
+from workbench.components.moe import MoE
 from workbench.components.norms import Norm
-from workbench.config import TransformerConfig
+from workbench.config import AttentionType, TransformerConfig
+from workbench.context import AttentionContext, Contexts
 from workbench.hooks import HookPoint, fresh
-from workbench.statistics import AttentionContext
 
 
 class Block(nn.Module):
-    """resid_mid = resid_pre + attn(ln1(resid_pre)); resid_post = resid_mid + mlp(ln2(resid_mid)).
+    """Sublayers f in turn, by ``norm_placement``:
 
-    Source: Xiong et al. 2020 (pre-norm placement). Every hook is [batch, pos, d_model].
+    - "pre": x + f(ln(x)) (Xiong et al. 2020)
+    - "post": ln(x + f(x)) (Vaswani et al. 2017, section 3.1)
+    - "sandwich": x + ln_post(f(ln(x))) (Gemma 2)
+    - "output": x + ln_post(f(x)) (OLMo 2)
+    - with ``parallel_attn_mlp``: x + attn(ln1(x)) + mlp(ln2(x)), where one norm may serve both (GPT-J, GPT-NeoX)
+
+    ``hook_attn_out`` and ``hook_mlp_out`` are exactly what is added to the stream, except that a post-norm block
+    normalises the sum: resid_mid = ln1(resid_pre + attn_out), resid_post = ln2(resid_mid + mlp_out). A parallel block
+    has no hook_resid_mid. Every hook is [batch, pos, d_model].
     """
 
     # transformer_lens' logit lens asks whether hook_resid_post is the stream that the model unembeds.
     hook_out_is_single_residual_stream = True
 
-    def __init__(self, cfg: TransformerConfig) -> None:
+    def __init__(
+        self, cfg: TransformerConfig, layer: int, attn_type: AttentionType = "global", *, reads_encoder: bool = False
+    ) -> None:
         super().__init__()
         self.cfg = cfg
-        self.ln1, self.attn, self.ln2, self.mlp = Norm(cfg), Attention(cfg), Norm(cfg), MLP(cfg)
-        self.hook_resid_pre, self.hook_resid_mid, self.hook_resid_post = HookPoint(), HookPoint(), HookPoint()
+        self.attn_type: AttentionType = attn_type
+        placement = cfg.norm_placement
+        self.attn = LinearAttention(cfg, layer) if attn_type == "linear" else Attention(cfg, layer)
+        self.mlp = MoE(cfg) if cfg.has_experts(layer) else MLP(cfg)
+        if placement != "output":
+            self.ln1 = Norm(cfg)
+            if not cfg.shared_parallel_norm:
+                self.ln2 = Norm(cfg)
+        if placement in ("sandwich", "output"):
+            self.ln1_post, self.ln2_post = Norm(cfg), Norm(cfg)
+        self.hook_resid_pre, self.hook_resid_post = HookPoint(), HookPoint()
         self.hook_attn_out, self.hook_mlp_out = HookPoint(), HookPoint()
+        if not cfg.parallel_attn_mlp:
+            self.hook_resid_mid = HookPoint()
+        self.reads_encoder = reads_encoder
+        if reads_encoder:
+            self.ln_cross, self.cross_attn = Norm(cfg), Attention(cfg, layer, cross=True)
+            self.hook_cross_attn_out, self.hook_resid_cross = HookPoint(), HookPoint()
 
-    def forward(self, residual: Tensor, context: AttentionContext) -> Tensor:
+    def forward(self, residual: Tensor, contexts: Contexts) -> Tensor:
+        context = contexts.of(self.attn_type)
         resid_pre = self.hook_resid_pre(residual)  # [batch, pos, d_model]
+        if self.cfg.parallel_attn_mlp:
+            mlp_input = self.ln1(resid_pre) if self.cfg.shared_parallel_norm else self.ln2(resid_pre)
+            inputs = (mlp_input,) * 3 if self.cfg.shared_parallel_norm else None
+            attn_out = self.hook_attn_out(self._self_attention(resid_pre, context, inputs))
+            return self.hook_resid_post(resid_pre + attn_out + self.hook_mlp_out(self.mlp(mlp_input)))
+
+        attn_out = self._self_attention(resid_pre, context)
+        stream = self.hook_resid_mid(self._add(resid_pre, attn_out, self.hook_attn_out, "ln1"))
+        if self.reads_encoder:
+            stream = self._cross_attend(stream, contexts.cross)
+        mlp_out = self.mlp(stream if self._reads_raw else self.ln2(stream))
+        return self.hook_resid_post(self._add(stream, mlp_out, self.hook_mlp_out, "ln2"))
+
+    @property
+    def _reads_raw(self) -> bool:
+        """Whether sublayers read the stream itself."""
+        return self.cfg.norm_placement in ("post", "output")
+
+    def _self_attention(
+        self, resid_pre: Tensor, context: AttentionContext, inputs: tuple[Tensor, Tensor, Tensor] | None = None
+    ) -> Tensor:
+        norm: Callable[[Tensor], Tensor] = nn.Identity() if self._reads_raw else self.ln1
         if self.cfg.use_split_qkv_input:
             heads, kv_heads = self.cfg.n_heads, self.cfg.n_key_value_heads
             inputs = (
-                self.ln1(self.attn.hook_q_input(fresh(resid_pre, heads))),
-                self.ln1(self.attn.hook_k_input(fresh(resid_pre, kv_heads))),
-                self.ln1(self.attn.hook_v_input(fresh(resid_pre, kv_heads))),
+                norm(self.attn.hook_q_input(fresh(resid_pre, heads))),
+                norm(self.attn.hook_k_input(fresh(resid_pre, kv_heads))),
+                norm(self.attn.hook_v_input(fresh(resid_pre, kv_heads))),
             )
-        else:
-            inputs = (self.ln1(resid_pre),) * 3
-        resid_mid = self.hook_resid_mid(resid_pre + self.hook_attn_out(self.attn(*inputs, context)))
-        return self.hook_resid_post(resid_mid + self.hook_mlp_out(self.mlp(self.ln2(resid_mid))))
+        elif inputs is None:
+            inputs = (norm(resid_pre),) * 3
+        return self.attn(*inputs, context)
+
+    def _cross_attend(self, stream: Tensor, context: AttentionContext) -> Tensor:
+        query_input = stream if self._reads_raw else self.ln_cross(stream)
+        out = self.cross_attn(query_input, context.memory, context.memory, context)
+        return self.hook_resid_cross(self._add(stream, out, self.hook_cross_attn_out, "ln_cross"))
+
+    def _add(self, stream: Tensor, out: Tensor, hook: HookPoint, norm: str) -> Tensor:
+        """The stream after a sublayer's output, whose norm is called ``norm`` or, on the output, ``norm`` + "_post"."""
+        if self.cfg.norm_placement in ("sandwich", "output"):
+            out = getattr(self, f"{norm}_post")(out)
+        out = nn.functional.dropout(out, self.cfg.dropout, self.training)
+        added = stream + hook(out)
+        return getattr(self, norm)(added) if self.cfg.norm_placement == "post" else added

@@ -36,6 +36,7 @@ def load_pretrained(
     dtype: torch.dtype = torch.float32,
     revision: str | None = None,
     n_ctx: int | None = None,
+    rope_scaling: RopeScaling | None = None,
     attention_backend: AttentionBackend = "auto",
     progress: Progress | None = None,
 ) -> HookedTransformer:
@@ -61,7 +62,7 @@ def load_pretrained(
         raise ValueError(f"tokenizer must be a transformers tokenizer, got {tokenizer!r}")
     with terminal_progress() if progress is None else nullcontext(progress) as report:
         checkpoint = open_checkpoint(source, tokenizer=tokenizer, revision=revision, progress=report)
-        return _build(checkpoint, torch.device(device or "cpu"), dtype, n_ctx, attention_backend, report)
+        return _build(checkpoint, torch.device(device or "cpu"), dtype, n_ctx, rope_scaling, attention_backend, report)
 
 
 def open_checkpoint(
@@ -132,6 +133,7 @@ def _build(
     device: torch.device,
     dtype: torch.dtype,
     n_ctx: int | None,
+    rope_scaling: RopeScaling | None,
     attention_backend: AttentionBackend,
     progress: Progress,
 ) -> HookedTransformer:

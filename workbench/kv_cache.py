@@ -1,0 +1,171 @@
+"""Keys and values of the tokens that a model has read, so that a further token costs one query against them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.config import TransformerConfig
+
+
+@dataclass(eq=False)
+class _Layer:
+    """keys [batch, pos, n_key_value_heads, d_head] before rotation, values of the same shape; a linear layer's state."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    state: Any = None
+
+
+@dataclass(eq=False)
+class KVCache:
+    """What one model remembers of one batch of texts; pass it to the model with each piece of them.
+
+    ``model(piece, kv_cache=cache)`` returns the logits of the piece and remembers it, whatever the size of the pieces.
+    A hook that fires while a token is read changes what is remembered of it, as it would change what later tokens see
+    in one pass over the whole text. Later hooks do not reach back to remembered keys (before rotation) and values;
+    hook_rot_k fires on all of them, as each step rotates them anew.
+
+    Three policies say what is kept, counted in tokens per layer:
+
+    - everything: ``KVCache()``
+    - the last ``window`` tokens: ``KVCache(window=…)``
+    - the first ``n_sink_tokens`` and the last ``window - n_sink_tokens``: StreamingLLM (Xiao et al. 2023, section 3.2)
+
+    With a window, positions (rotary, ALiBi, relative) count within the cache, so that a text of any length stays
+    within the trained context. A query then sees at most ``window`` tokens, its own included.
+
+    Attributes:
+        n_seen: int64 [batch], the real tokens that each row has read, kept or not.
+        real: bool [batch, pos], which remembered columns hold a token.
+        tokens: int64 [batch, pos], the remembered tokens.
+        positions: int64 [batch, pos], their positions in their texts, evicted tokens counted.
+
+    Raises:
+        ValueError: a window that leaves no room for recent tokens, or sink tokens without a window.
+    """
+
+    window: int | None = None
+    n_sink_tokens: int = 0
+    n_seen: Tensor | None = field(default=None, init=False)
+    real: Tensor | None = field(default=None, init=False)
+    tokens: Tensor | None = field(default=None, init=False)
+    positions: Tensor | None = field(default=None, init=False)
+    _layers: dict[int, _Layer] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("window", "n_sink_tokens"):
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
+                raise ValueError(f"{name} must be a whole number, not negative, got {size!r}")
+        if self.n_sink_tokens and self.window is None:
+            raise ValueError("n_sink_tokens are what a window keeps beside recent tokens; give window=…")
+        if self.window is not None and self.window <= self.n_sink_tokens:
+            raise ValueError(
+                f"window must exceed n_sink_tokens, so that recent tokens have a place; "
+                f"got {self.window} and {self.n_sink_tokens}"
+            )
+
+    def __len__(self) -> int:
+        """The remembered columns, pads included."""
+        return 0 if self.real is None else self.real.shape[1]
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether tokens between remembered ones have been evicted."""
+        if not self.n_sink_tokens or self.n_seen is None or self.real is None:
+            return False
+        return bool((self.n_seen > self.real.sum(dim=1)).any())
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that keys, values and states take."""
+        held: list[Tensor] = []
+        for layer in self._layers.values():
+            held += [tensor for tensor in (layer.keys, layer.values) if tensor is not None]
+            held += layer.state or ()
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def bytes_per_token(self, cfg: TransformerConfig) -> int:
+        """What one more token of one row takes in a model: two vectors for each layer and key/value head."""
+        softmax_layers = sum(kind != "linear" for kind in cfg.layer_types)
+        return 2 * softmax_layers * cfg.n_key_value_heads * cfg.d_head * cfg.dtype.itemsize
+
+    def pieces(self, n_tokens: int) -> Iterable[slice]:
+        """How a piece of text is read: at once while everything is kept, else so that no query sees an evicted key."""
+        if self.window is None:
+            return [slice(0, n_tokens)]
+        first = max(1, min(n_tokens, self.window - len(self)))
+        return [slice(0, first), *(slice(i, i + 1) for i in range(first, n_tokens))]
+
+    def start(self, tokens: Tensor, real: Tensor | None) -> None:
+        """Makes room for new tokens [batch, new] and remembers them and which are ``real`` (None: all).
+
+        Raises:
+            ValueError: another batch than before, a pad behind a real token, or a cache that a failed run left behind.
+        """
+        new_real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        if self.real is None or self.n_seen is None or self.tokens is None or self.positions is None:
+            self.n_seen = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+            self.real, self.tokens, self.positions = new_real[:, :0], tokens[:, :0], tokens[:, :0]
+        if len(self.n_seen) != len(tokens):
+            raise ValueError(f"the kv_cache holds {len(self.n_seen)} texts, but the input has {len(tokens)}")
+        if any(layer.keys is not None and layer.keys.shape[1] != len(self) for layer in self._layers.values()):
+            raise ValueError("a run with this kv_cache failed halfway, so its layers differ; start with a new cache")
+        started = torch.cat((self.n_seen[:, None] > 0, new_real[:, :-1]), dim=1).cummax(dim=1).values
+        if bool((started & ~new_real).any()):
+            raise ValueError("with a kv_cache pads must come before the first real token of a row: pad on the left")
+        self._evict(tokens.shape[1])
+        positions = self.n_seen[:, None] + new_real.long().cumsum(dim=1) - new_real.long()
+        self.n_seen = self.n_seen + new_real.sum(dim=1)
+        self.real = torch.cat((self.real, new_real), dim=1)
+        self.tokens = torch.cat((self.tokens, tokens), dim=1)
+        self.positions = torch.cat((self.positions, positions), dim=1)
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Remembers new keys and values [batch, new, n_key_value_heads, d_head]; returns those of all columns."""
+        held = self._layers.setdefault(layer, _Layer())
+        held.keys = keys if held.keys is None else torch.cat((held.keys, keys), dim=1)
+        held.values = values if held.values is None else torch.cat((held.values, values), dim=1)
+        return held.keys, held.values
+
+    def state(self, layer: int) -> Any:
+        """What a linear layer has summed up so far, or None."""
+        return self._layers.setdefault(layer, _Layer()).state
+
+    def set_state(self, layer: int, state: Any) -> None:
+        """Remembers a linear layer's sums."""
+        self._layers.setdefault(layer, _Layer()).state = state
+
+    def _evict(self, n_new: int) -> None:
+        """Drops the oldest columns but the sink tokens, so that ``n_new`` more fit the window."""
+        assert self.real is not None and self.tokens is not None and self.positions is not None
+        surplus = 0 if self.window is None else len(self) + n_new - self.window
+        if surplus <= 0:
+            return
+        length, n_sink = len(self), self.n_sink_tokens
+        n_recent = length - surplus - n_sink
+        if n_recent < 0:
+            raise ValueError(f"a piece of {n_new} tokens does not fit the window of {self.window}")
+        # Each row keeps its own first real tokens; where these are still recent, a pad holds their place.
+        rank = self.real.long().cumsum(dim=1)
+        order = torch.where(self.real & (rank <= n_sink), rank, length + 1)
+        sinks = order.argsort(dim=1, stable=True)[:, :n_sink]  # [batch, n_sink]
+        found = order.gather(1, sinks) <= n_sink
+        kept_sinks = found & (sinks < length - n_recent)
+        recent = torch.arange(length - n_recent, length, device=sinks.device).expand(len(sinks), -1)
+        columns = torch.cat((sinks, recent), dim=1)
+        self.real = torch.cat((kept_sinks, self.real.gather(1, recent)), dim=1)
+        # Pads must lie on the left: rows that still miss sink tokens move their pads there.
+        packed = self.real.long().argsort(dim=1, stable=True)
+        self.real, columns = self.real.gather(1, packed), columns.gather(1, packed)
+        self.tokens, self.positions = self.tokens.gather(1, columns), self.positions.gather(1, columns)
+        wide = columns[:, :, None, None]
+        for layer in self._layers.values():
+            if layer.keys is not None and layer.values is not None:
+                layer.keys = layer.keys.gather(1, wide.expand(-1, -1, *layer.keys.shape[2:]))
+                layer.values = layer.values.gather(1, wide.expand(-1, -1, *layer.values.shape[2:]))
