@@ -141,7 +141,7 @@ class InputMethods:
         longest = len(cache) + n_new if cache.window is None else min(len(cache) + n_new, cache.window)
         if cfg.rope_scaling is not None and len(cache) and cfg.rope_scaling.changes_between(len(cache), longest):
             raise ValueError(
-                f"from {len(cache)} to {longest} tokens the rotary frequencies of type {cfg.rope_scaling.type!r} change, "
+                f"from {len(cache)} to {longest} tokens the frequencies of rope_scaling {cfg.rope_scaling.type!r} change, "
                 "so what the kv_cache holds no longer fits; run the whole text with a new one"
             )
 

@@ -14,7 +14,7 @@ from workbench.config import TransformerConfig
 
 @dataclass(eq=False)
 class _Layer:
-    """keys [batch, pos, n_key_value_heads, d_head] before rotation, values of the same shape; a linear layer's state."""
+    """keys (before rotation) and values [batch, pos, n_key_value_heads, d_head], or a linear layer's state."""
 
     keys: Tensor | None = None
     values: Tensor | None = None

@@ -326,7 +326,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         self._reconfigure(attention_backend=attention_backend)
 
     def set_attn_temperature(self, attn_temperature: float) -> None:
-        """Divides all attention scores by a number: below 1 attention is sharper than it was trained, above it flatter."""
+        """Divides all attention scores by a number: below 1 attention is sharper than trained, above it flatter."""
         self._reconfigure(attn_temperature=attn_temperature)
 
     def _reconfigure(self, **changes: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from workbench.config import AttentionBackend, TransformerConfig
+from workbench.config import AttentionBackend, RopeScaling, TransformerConfig
 from workbench.errors import CorruptWeightsError, ModelNotFoundError, UnsupportedModelError
 from workbench.loading import huggingface, sources
 from workbench.loading.checkpoint import Checkpoint
