@@ -29,10 +29,9 @@ class LinearAttention(HeadWeights):
     form instead: [batch, n_heads, query, key], rows sum to 1, and what the hook returns multiplies v.
     ``hook_state`` is read-only: the final S, [batch, n_key_value_heads, d_head, d_head]. There are no scores and no
     statistics' hooks. Rows of padding give z = 0.
+    With a ``kv_cache`` the layer remembers its sums instead of keys and values.
 
     Source: Katharopoulos et al. 2020, equations 4 to 12.
-
-    With a ``kv_cache`` the layer remembers its sums instead of keys and values.
 
     Raises (when called):
         ValueError: packed documents, which one running state cannot keep apart; a kv_cache with a window, which a state
@@ -84,24 +83,11 @@ class LinearAttention(HeadWeights):
                 state = linear_state(k, v, key_real=key_real)
             else:
                 z, state = linear_attention(q, k, v, causal=mask.causal, key_real=key_real, state=state)
-        real = mask.query_padding  # the keys that this pass adds are those of its queries
-        state = None if context.cache is None else context.cache.state(self.layer)
-        if self._materialises():
-            if state is not None:
-                raise ValueError(
-                    f"{self.hook_pattern.name} needs every key, but the kv_cache keeps their sum; "
-                    "run the whole text without a kv_cache"
-                )
-            pattern = linear_attention_pattern(q, k, causal=mask.causal, key_real=real)
-            z = _apply_pattern(self.hook_pattern(_real_rows(pattern, real)), v)
-            state = linear_state(k, v, key_real=real)
-        else:
-            z, state = linear_attention(q, k, v, causal=mask.causal, key_real=real, state=state)
-        if context.cache is not None:
-            context.cache.set_state(self.layer, state)
         if self.hook_state.has_hooks():
             self.hook_state(state[0].to(v.dtype))
-        return _real_rows(z, real)
+        if cache is not None:
+            cache.set_state(self.layer, state)
+        return _real_rows(z, mask.query_padding)
 
     def _materialises(self, state: LinearState | None) -> bool:
         listens = self.hook_pattern.has_hooks()
