@@ -141,6 +141,13 @@ def _build(
 
     family = find_family(checkpoint.hf_config, checkpoint.described_as)
     cfg = _configure(checkpoint, family, n_ctx)
+    if rope_scaling is not None:
+        if cfg.positional_embedding_type != "rotary":
+            raise ValueError(
+                f"rope_scaling changes rotary positions, but those of {checkpoint.described_as} are "
+                f"{cfg.positional_embedding_type!r}; leave it out"
+            )
+        cfg = dataclasses.replace(cfg, rope_scaling=rope_scaling)
     _refuse_foreign_tokenizer(checkpoint, cfg.d_vocab)
     stored, wanted = checkpoint.weights_description, str(dtype).removeprefix("torch.")
     cfg = dataclasses.replace(
