@@ -143,6 +143,7 @@ class TransformerConfig:
 
     attention_dir: Literal["causal", "bidirectional"] = "causal"
     n_encoder_layers: int | None = None  # a bidirectional encoder, which every decoder layer reads by cross-attention
+    decoder_start_token_id: int | None = None  # what the decoder of an encoder–decoder begins with
 
     # Feed-forward layers
     act_fn: ActivationName = "gelu"  # "gelu" is the exact (erf) form, "gelu_tanh" GPT-2's approximation
@@ -233,6 +234,9 @@ class TransformerConfig:
         for name in ("n_encoder_layers", "n_segments", "rotary_dim", "window_size"):
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name))
+        start = self.decoder_start_token_id
+        if start is not None and (isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < self.d_vocab):
+            raise ValueError(f"decoder_start_token_id must be a token id from 0 to {self.d_vocab - 1}, got {start!r}")
         for name in ("n_relative_buckets", "relative_max_distance"):
             _check_size(name, getattr(self, name))
         for name, choices in _CHOICES.items():
