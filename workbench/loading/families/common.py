@@ -134,6 +134,13 @@ class ConfigAttributes:
             raise self.refusal(name, size, f"expected a whole number from 1 to {MAX_SIZE:,}")
         return size
 
+    def take_token(self, name: str, default: Any = _REQUIRED) -> int:
+        """The id of a token, from 0 up."""
+        token = self.take(name, default)
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_SIZE:
+            raise self.refusal(name, token, "expected the id of a token")
+        return token
+
     def take_number(self, name: str, default: float) -> float:
         """A positive number."""
         return self.checked_number(name, self.take(name, default))
@@ -158,6 +165,12 @@ class ConfigAttributes:
             raise self.refusal(name, activation, f"supported are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[activation]
 
+    def head_width(self, d_model: int, name: str, n_heads: int) -> int:
+        """The dimensions of a head where all heads together are as wide as the model; ``name`` is the heads'."""
+        if d_model % n_heads:
+            raise self.refusal(name, n_heads, f"it must divide the model's {d_model} dimensions")
+        return d_model // n_heads
+
     def refusal(self, name: str, value: Any, advice: str) -> UnsupportedModelError:
         """The error for an attribute that the model cannot express."""
         return UnsupportedModelError(f"{self.family}: {name} = {reprlib.repr(value)} is not supported; {advice}")
@@ -176,3 +189,14 @@ class ConfigAttributes:
             allowed = table[name]
             if allowed is not ANY and value not in allowed:
                 raise self.refusal(name, value, f"supported is {' or '.join(map(repr, allowed))}")
+
+
+def learned_context(n_ctx: int | None, n_positions: int) -> int:
+    """The context length of a model whose positions are rows of a table.
+
+    Raises:
+        ValueError: ``n_ctx`` exceeds them.
+    """
+    if n_ctx is not None and n_ctx > n_positions:
+        raise ValueError(f"n_ctx = {n_ctx} exceeds the {n_positions} positions that this model has learned")
+    return n_ctx or n_positions
