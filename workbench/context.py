@@ -54,11 +54,13 @@ class AttentionContext:
     def request(self) -> StatisticsRequest:
         """The user's request with label names and sink counts turned into tensors of this run."""
         request = self.user_request
-        if self.memory is not None and (request.offsets or request.match or request.mean_distance):
-            raise ValueError(
-                "offsets, match and mean_distance compare positions of one text, but cross-attention reads another; "
-                "pass a StatisticsRequest without them"
-            )
+        if self.memory is not None:
+            if self.collector is not None and (request.offsets or request.match or request.mean_distance):
+                raise ValueError(
+                    "offsets, match and mean_distance compare positions of one text, but cross-attention reads "
+                    "another; pass a StatisticsRequest without them"
+                )
+            request = request_across_texts(request)
         if isinstance(request.sink_keys, int):
             request = dataclasses.replace(request, sink_keys=self._first_real_tokens(request.sink_keys))
         if request.match:
@@ -135,6 +137,36 @@ class AttentionContext:
         return labels
 
 
+def request_across_texts(request: StatisticsRequest) -> StatisticsRequest:
+    """The request without what compares positions of one text."""
+    return dataclasses.replace(request, offsets=(), match={}, mean_distance=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What cross-attention reads: the encoder's stream [batch, key, d_model], and which of it is real [batch, key].
+
+    ``collector`` is None unless the statistics of cross-attention were asked for.
+    """
+
+    stream: Tensor
+    real: Tensor | None
+    collector: StatisticsCollector | None = None
+
+    def context(self, sequence: KeysAndQueries, request: StatisticsRequest) -> AttentionContext:
+        """The context in which the queries of ``sequence`` read this memory."""
+        return AttentionContext(
+            mask=AttentionMask(causal=False, key_padding=self.real, query_padding=sequence.query_real),
+            positions=PositionRules(),
+            tokens=None,
+            n_queries=sequence.n_queries,
+            n_keys=self.stream.shape[1],
+            user_request=request if self.collector is None else self.collector.request,
+            collector=self.collector,
+            memory=self.stream,
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Contexts:
     """The contexts of one stack of blocks: one for each kind of self-attention in it, and that of cross-attention."""
@@ -174,6 +206,10 @@ class KeysAndQueries:
     def n_keys(self) -> int:
         return self.key_ids.shape[1]
 
+    @property
+    def query_real(self) -> Tensor | None:
+        return None if self.real is None else self.real[:, -self.n_queries :]
+
     def mask(self, *, causal: bool, window: int | None = None, n_global: int = 0) -> AttentionMask:
         """The mask of self-attention.
 
@@ -185,10 +221,9 @@ class KeysAndQueries:
                 "n_global_tokens counts from the first column, so texts must not be padded on the left or packed "
                 "as documents; pad on the right"
             )
-        query_real = None if self.real is None else self.real[:, -self.n_queries :]
         return AttentionMask(
             causal=causal, window=window, n_global=n_global if window is not None else 0,
-            key_padding=self.real, query_padding=query_real, documents=self.documents,
+            key_padding=self.real, query_padding=self.query_real, documents=self.documents,
         )  # fmt: skip
 
     def _starts_with_pads(self) -> bool:

@@ -116,18 +116,14 @@ class InputMethods:
             raise ValueError(f"token_type_ids must lie between 0 and {n_segments - 1}, got up to {int(given.max())}")
         return given.to(self.cfg.device, torch.int64)
 
-    def _check_cached_run(
-        self, cache: KVCache, position_ids: Any, documents: Any, start_at_layer: Any, stop_at_layer: Any,
-        return_type: Any, n_new: int,
-    ) -> None:  # fmt: skip
+    def _check_cached_run(self, cache: KVCache, n_new: int, return_type: Any, **left_out: Any) -> None:
+        """Refuses what a cache cannot serve; ``left_out`` are arguments that must be None beside it."""
         cfg = self.cfg
         if not isinstance(cache, KVCache):
             raise ValueError(f"kv_cache must be a workbench.KVCache, got {type(cache).__name__}")
         if cfg.attention_dir != "causal":
             raise ValueError("a kv_cache needs causal attention: in this model earlier tokens see later ones")
-        given = {"position_ids": position_ids, "documents": documents}
-        given |= {"start_at_layer": start_at_layer, "stop_at_layer": stop_at_layer}
-        if named := [name for name, value in given.items() if value is not None]:
+        if named := [name for name, value in left_out.items() if value is not None]:
             raise ValueError(f"{named[0]} cannot be combined with a kv_cache; leave it out")
         if return_type in ("loss", "both"):
             raise ValueError("with a kv_cache the model sees a part of a text; ask for logits and take the loss of all")
@@ -141,8 +137,8 @@ class InputMethods:
         longest = len(cache) + n_new if cache.window is None else min(len(cache) + n_new, cache.window)
         if cfg.rope_scaling is not None and len(cache) and cfg.rope_scaling.changes_between(len(cache), longest):
             raise ValueError(
-                f"from {len(cache)} to {longest} tokens the frequencies of rope_scaling {cfg.rope_scaling.type!r} change, "
-                "so what the kv_cache holds no longer fits; run the whole text with a new one"
+                f"rope_scaling {cfg.rope_scaling.type!r} has other frequencies at {longest} tokens than at "
+                f"{len(cache)}, so what the kv_cache holds no longer fits; run the whole text with a new one"
             )
 
 

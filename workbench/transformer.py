@@ -23,7 +23,7 @@ from workbench.components.heads import HeadWeights
 from workbench.components.norms import Norm
 from workbench.components.positions import sinusoidal_table
 from workbench.config import AttentionBackend, RopeScaling, TransformerConfig
-from workbench.context import AttentionContext, Contexts, KeysAndQueries, position_rules
+from workbench.context import AttentionContext, Contexts, KeysAndQueries, Memory, position_rules
 from workbench.generation import GenerationMethods
 from workbench.hooks import HookedModel, HookPoint
 from workbench.initialisation import initialise
@@ -174,8 +174,9 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         segments = self._segments(token_type_ids, shape, start_at_layer)
         if kv_cache is not None:
             self._check_cached_run(
-                kv_cache, position_ids, documents, start_at_layer, stop_at_layer, return_type, shape[1]
-            )
+                kv_cache, shape[1], return_type, position_ids=position_ids, documents=documents,
+                start_at_layer=start_at_layer, stop_at_layer=stop_at_layer,
+            )  # fmt: skip
             normalized = self._run_cached(x, real, segments, kv_cache, collector)
         else:
             position_ids = self._position_ids(position_ids, real, documents, shape)
@@ -245,12 +246,13 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
 
     def _contexts(
         self, sequence: KeysAndQueries, tokens: Tensor | None, collector: StatisticsCollector | None,
-        cache: KVCache | None = None,
+        cache: KVCache | None = None, memory: Memory | None = None,
     ) -> Contexts:  # fmt: skip
         """One context for each kind of attention that the blocks have."""
         cfg, causal = self.cfg, self.cfg.attention_dir == "causal"
         table = self.relative_bias.W_rel if cfg.positional_embedding_type == "relative" else None
-        return Contexts({
+        asked = self.statistics_request
+        own = {
             kind: AttentionContext(
                 mask=sequence.mask(
                     causal=causal,
@@ -261,12 +263,13 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
                 tokens=tokens,
                 n_queries=sequence.n_queries,
                 n_keys=sequence.n_keys,
-                user_request=self.statistics_request if collector is None else collector.request,
+                user_request=asked if collector is None else collector.request,
                 collector=collector,
                 cache=cache,
             )
             for kind in set(cfg.layer_types)
-        })  # fmt: skip
+        }
+        return Contexts(own, None if memory is None else memory.context(sequence, asked))
 
     def _run_blocks(
         self, residual: Tensor, contexts: Contexts, positions: Tensor, key_positions: Tensor, first: int, last: int
@@ -279,7 +282,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
 
     def _run_cached(
         self, tokens: Tensor, real: Tensor | None, segments: Tensor | None, cache: KVCache,
-        collector: StatisticsCollector | None,
+        collector: StatisticsCollector | None, memory: Memory | None = None,
     ) -> Tensor:  # fmt: skip
         """The normalised stream [batch, pos, d_model] of new tokens, which ``cache`` remembers from here on."""
         pieces = list(cache.pieces(tokens.shape[1]))
@@ -300,7 +303,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
             self._check_context(positions if absolute else key_ids)
             residual = self._embed(new, positions, None if segments is None else segments[:, piece])
             sequence = KeysAndQueries(key_ids[:, -new.shape[1] :], key_ids, all_real)
-            contexts = self._contexts(sequence, cache.tokens, collector, cache)
+            contexts = self._contexts(sequence, cache.tokens, collector, cache, memory)
             residual = self._run_blocks(residual, contexts, positions, cache.positions, 0, self.cfg.n_layers)
             outputs.append(self.ln_final(residual))
         return torch.cat(outputs, dim=1)

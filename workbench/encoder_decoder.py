@@ -1,0 +1,198 @@
+"""A Transformer with an encoder beside the decoder: translation, T5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from workbench.components.block import Block
+from workbench.components.embeddings import RelativeBias
+from workbench.components.norms import Norm
+from workbench.config import TransformerConfig
+from workbench.context import (
+    AttentionContext,
+    Contexts,
+    KeysAndQueries,
+    Memory,
+    position_rules,
+    request_across_texts,
+)
+from workbench.hooks import HookPoint
+from workbench.inputs import check_return_type
+from workbench.kernels import StatisticsRequest
+from workbench.kv_cache import KVCache
+from workbench.losses import next_token_loss
+from workbench.statistics import ModelStatistics, StatisticsCollector
+from workbench.transformer import HookedTransformer, ReturnType
+
+Stack = Literal["decoder", "encoder", "cross"]
+
+
+class HookedEncoderDecoder(HookedTransformer):
+    """A bidirectional encoder of one text and a causal decoder of another, whose every layer attends to the encoder.
+
+    The decoder is what a HookedTransformer is: ``blocks``, ``ln_final``, ``unembed`` and their hook points; its
+    cross-attention is ``blocks.{l}.cross_attn`` (queries are the decoder's tokens, keys the encoder's). The encoder is
+    ``encoder_blocks`` and ``encoder_ln_final``; its embeddings are ``hook_encoder_embed`` and
+    ``hook_encoder_pos_embed``. One W_E serves both.
+
+    Source: Vaswani et al. 2017, section 3.1.
+    """
+
+    def _check_kind(self, cfg: TransformerConfig) -> None:
+        if cfg.n_encoder_layers is None:
+            raise ValueError("a HookedEncoderDecoder needs n_encoder_layers; without, use HookedTransformer")
+
+    def _add_embeddings(self, cfg: TransformerConfig) -> None:
+        super()._add_embeddings(cfg)
+        assert cfg.n_encoder_layers is not None
+        self.hook_encoder_embed = HookPoint()
+        if cfg.positional_embedding_type in ("learned", "sinusoidal"):
+            self.hook_encoder_pos_embed = HookPoint()
+        if cfg.positional_embedding_type == "relative":
+            self.encoder_relative_bias = RelativeBias(cfg)
+        if cfg.use_embed_norm:
+            self.encoder_ln_embed = Norm(cfg)
+        self.encoder_blocks = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.n_encoder_layers))
+        self.encoder_ln_final = Norm(cfg) if cfg.has_final_norm else nn.Identity()
+
+    def forward(  # type: ignore[override]  # an encoder–decoder reads two texts
+        self,
+        input: str | Sequence[str] | Tensor | None = None,
+        return_type: ReturnType = "logits",
+        *,
+        decoder_input: Tensor | None = None,
+        encoder_output: Tensor | None = None,
+        loss_per_token: bool = False,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        kv_cache: KVCache | None = None,
+        collector: StatisticsCollector | None = None,
+        collect_from: Stack = "decoder",
+    ) -> Any:
+        """Runs encoder and decoder.
+
+        Args:
+            input: what the encoder reads: text, several texts, or token ids [batch, pos]. None with ``encoder_output``.
+            decoder_input: token ids [batch, decoder pos], which begin with the model's start token.
+            encoder_output: what ``encode`` returned, so that the encoder does not run again; with its
+                ``attention_mask`` where the input was padded.
+            attention_mask: [batch, pos], true or 1 for the encoder's real tokens.
+            decoder_attention_mask: [batch, decoder pos]; with a ``kv_cache`` that of the new tokens.
+            kv_cache: what the decoder remembers of the tokens before ``decoder_input``.
+            collector, collect_from: where the statistics of one stack go, as ``run_with_statistics`` asks.
+
+        Returns:
+            As HookedTransformer, for the decoder's tokens.
+
+        Raises:
+            ValueError: an argument that does not fit, in words that say which and why.
+        """
+        check_return_type(return_type, None, None, self.cfg)
+        if collect_from not in ("decoder", "encoder", "cross"):
+            raise ValueError(f"collect_from must be 'decoder', 'encoder' or 'cross', got {collect_from!r}")
+        if (input is None) == (encoder_output is None):
+            raise ValueError("give either input, which the encoder reads, or encoder_output, what encode returned")
+        if not isinstance(decoder_input, Tensor):
+            raise ValueError(
+                "decoder_input must be token ids [batch, decoder pos] that begin with the model's start token; "
+                "to continue from it alone, use generate"
+            )
+        collectors = {collect_from: collector}
+        if encoder_output is None:
+            assert input is not None
+            of_encoder = collectors.get("encoder")
+            encoder_output, attention_mask = self.encode(input, attention_mask=attention_mask, collector=of_encoder)
+        memory_real = self._real_tokens(attention_mask, tuple(encoder_output.shape[:2]))
+        memory = Memory(encoder_output, memory_real, collectors.get("cross"))
+        tokens, decoder_attention_mask = self._read_input(decoder_input, None, decoder_attention_mask, None, None)
+        if len(tokens) != len(encoder_output):
+            raise ValueError(f"decoder_input has {len(tokens)} texts, but the encoder read {len(encoder_output)}")
+        real = self._real_tokens(decoder_attention_mask, tuple(tokens.shape))
+        own = collectors.get("decoder")
+        if kv_cache is not None:
+            self._check_cached_run(kv_cache, tokens.shape[1], return_type)
+            normalized = self._run_cached(tokens, real, None, kv_cache, own, memory)
+        else:
+            position_ids = self._position_ids(None, real, None, tuple(tokens.shape))
+            sequence = KeysAndQueries(position_ids, position_ids, real)
+            contexts = self._contexts(sequence, tokens, own, memory=memory)
+            residual = self._embed(tokens, position_ids)
+            residual = self._run_blocks(residual, contexts, position_ids, position_ids, 0, self.cfg.n_layers)
+            normalized = self.ln_final(residual)  # [batch, decoder pos, d_model]
+        if return_type is None:
+            return None
+        logits = self._unembed(normalized)  # [batch, decoder pos, d_vocab]
+        if return_type == "logits":
+            return logits
+        loss = next_token_loss(logits, tokens, real, None, per_token=loss_per_token)
+        return loss if return_type == "loss" else (logits, loss)
+
+    def encode(
+        self,
+        input: str | Sequence[str] | Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        collector: StatisticsCollector | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Runs the encoder alone.
+
+        Returns:
+            Its normalised stream [batch, pos, d_model], which every decoder layer reads, and the attention mask, bool
+            [batch, pos]; None where every token is real.
+
+        Raises:
+            ValueError: as the model's call.
+        """
+        tokens, attention_mask = self._read_input(input, None, attention_mask, None, None)
+        shape = tokens.shape[0], tokens.shape[1]
+        real = self._real_tokens(attention_mask, shape)
+        position_ids = self._position_ids(None, real, None, shape)
+        sequence = KeysAndQueries(position_ids, position_ids, real)
+        table = self.encoder_relative_bias.W_rel if self.cfg.positional_embedding_type == "relative" else None
+        context = AttentionContext(
+            mask=sequence.mask(causal=False),
+            positions=position_rules(self.cfg, "global", sequence, table, causal=False),
+            tokens=tokens,
+            n_queries=shape[1],
+            n_keys=shape[1],
+            user_request=self.statistics_request if collector is None else collector.request,
+            collector=collector,
+        )
+        residual = self.hook_encoder_embed(self.embed(tokens))
+        if self.cfg.positional_embedding_type in ("learned", "sinusoidal"):
+            residual = residual + self.hook_encoder_pos_embed(self._position_vectors(position_ids))
+        residual = self._finish_embedding(residual, getattr(self, "encoder_ln_embed", None))
+        self.run_positions.queries = self.run_positions.keys = position_ids
+        for block in self.encoder_blocks:
+            residual = block(residual, Contexts({"global": context}))
+        normalized = self.encoder_ln_final(residual)
+        return nn.functional.dropout(normalized, self.cfg.dropout, self.training), real
+
+    def run_with_statistics(
+        self,
+        input: str | Sequence[str] | Tensor | None = None,
+        request: StatisticsRequest | None = None,
+        *,
+        collect_from: Stack = "decoder",
+        **forward_arguments: Any,
+    ) -> tuple[Any, ModelStatistics]:
+        """As HookedTransformer, for the layers of one stack.
+
+        Args:
+            collect_from: "decoder" for its self-attention, "encoder", or "cross" for its attention to the encoder,
+                whose statistics have no offsets, match or mean distance.
+
+        Raises:
+            ValueError: as the model's call; the encoder's statistics of an ``encoder_output``.
+        """
+        if collect_from == "encoder" and input is None:
+            raise ValueError("statistics of the encoder need its input, as encoder_output means that it does not run")
+        if request is None:
+            own = self.statistics_request
+            request = request_across_texts(own) if collect_from == "cross" else own
+        collector = StatisticsCollector(request)
+        output = self(input, collector=collector, collect_from=collect_from, **forward_arguments)
+        return output, ModelStatistics(collector.layers, range(len(collector.layers)))
