@@ -1,4 +1,8 @@
-"""Text to tokens and back. The model, not the tokenizer, decides about BOS, padding and masks."""
+"""Text to tokens and back. The model, not the tokenizer, decides about BOS, padding and masks.
+
+Decoders read BOS and the text. Encoders, also those of encoder–decoders, read a text as their tokenizer's template has
+it: [CLS] text [SEP], text </s>.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,10 @@ class TokenMethods:
         """Token ids [batch, pos]; with ``return_attention_mask`` also the mask, bool [batch, pos], true where real.
 
         Args:
-            prepend_bos: None means: if the tokenizer has a BOS token.
+            prepend_bos: None means: if the tokenizer has a BOS token. For encoders: False leaves out the template.
             padding_side: where unequal texts are filled up, "right" by default.
-            truncate: keep the first ``cfg.n_ctx`` tokens of a text that is longer, instead of raising.
+            truncate: keep the first ``cfg.n_ctx`` tokens of a text that is longer, instead of raising; those of an
+                encoder's template are among them.
 
         Raises:
             ValueError: no tokenizer, no text, a text longer than the context, or texts of unequal length without
@@ -41,12 +46,16 @@ class TokenMethods:
         """
         if not isinstance(input, Sequence):
             raise ValueError(f"expected a text or several, got {type(input).__name__}; token ids go in as a tensor")
-        texts = [input] if isinstance(input, str) else list(input)
-        rows = [self._encode(text, prepend_bos) for text in texts]
+        limit = self.cfg.n_ctx if truncate else None
+        rows = [self._encode(text, prepend_bos, limit) for text in ([input] if isinstance(input, str) else input)]
+        return self._fill_up(rows, padding_side, return_attention_mask)
+
+    def _fill_up(
+        self, rows: Sequence[Sequence[int]], padding_side: PaddingSide | None, return_attention_mask: bool
+    ) -> Any:
+        """Rows of ids as ``to_tokens`` returns them."""
         if not rows or not all(rows):
             raise ValueError("the text is empty: it has no tokens to run the model on")
-        if truncate:
-            rows = [row[: self.cfg.n_ctx] for row in rows]
         width = max(map(len, rows))
         if width > self.cfg.n_ctx:
             raise ValueError(
@@ -122,20 +131,31 @@ class TokenMethods:
             raise ValueError(f"the token {single_token!r} does not occur in the input")
         return positions[0 if mode == "first" else -1]
 
-    def _encode(self, text: str, prepend_bos: bool | None) -> list[int]:
-        if not isinstance(text, str):
-            raise ValueError(f"expected text, got {type(text).__name__}; token ids go in as a tensor")
-        check_characters(text)
-        tokenizer = self._require_tokenizer()
+    def _encode(self, text: str, prepend_bos: bool | None, limit: int | None = None) -> list[int]:
+        tokenizer = self._checked_tokenizer(text)
+        # verbose=False: transformers warns of lengths beyond a limit that need not be this model's.
+        if self.cfg.attention_dir == "bidirectional" or self.cfg.n_encoder_layers is not None:
+            length = {} if limit is None else {"truncation": True, "max_length": limit}
+            template = prepend_bos is not False
+            return self._known(tokenizer(text, add_special_tokens=template, verbose=False, **length)["input_ids"])
         bos = tokenizer.bos_token_id
         if prepend_bos and bos is None:
             raise ValueError("prepend_bos=True, but the tokenizer has no BOS token; leave prepend_bos out")
-        # verbose=False: transformers warns of lengths beyond a limit that need not be this model's.
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        ids = [bos, *ids] if bos is not None and prepend_bos is not False else ids
+        return self._known([bos, *ids] if bos is not None and prepend_bos is not False else ids)[:limit]
+
+    def _checked_tokenizer(self, text: str) -> Any:
+        if not isinstance(text, str):
+            raise ValueError(f"expected text, got {type(text).__name__}; token ids go in as a tensor")
+        check_characters(text)
+        return self._require_tokenizer()
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """The ids, all of which the model has a row for."""
         if ids and (highest := max(ids)) >= self.cfg.d_vocab:  # a token that was added to the tokenizer alone
+            token = self._require_tokenizer().convert_ids_to_tokens(highest)
             raise ValueError(
-                f"the text holds the token {tokenizer.convert_ids_to_tokens(highest)!r} with the id {highest}, but the "
+                f"the text holds the token {token!r} with the id {highest}, but the "
                 f"model's vocabulary has {self.cfg.d_vocab} (0 to {self.cfg.d_vocab - 1}); leave that token out"
             )
         return ids
