@@ -171,6 +171,7 @@ def _longrope(exponents: Tensor, base: float, scaling: RopeScaling, length: int 
     return 1.0 / (divisors * base**exponents)
 
 
+# From exponents 2i / d, base, scaling and the input's length to frequencies.
 _SCALED: dict[RopeScalingType, Callable[[Tensor, float, RopeScaling, int | None], Tensor]] = {
     "linear": _linear,
     "ntk": _ntk,
@@ -269,9 +270,8 @@ def relative_offset_bias(
 ) -> Tensor:
     """T5's bias as ``offset_bias`` of ``workbench.kernels.attention``: [n_heads, n_queries + n_keys − 1].
 
-    Column c is for row − column = c − (n_keys − 1), where rows are counted from the first query that is there. That
-    query has position ``query_offset`` among the keys, so column c holds the bias for a key at distance
-    n_keys − 1 − c − query_offset.
+    There, column c is for row − column = c − (n_keys − 1), and rows count the queries given: row r has position
+    ``query_offset`` + r among the keys. So column c holds the bias for the distance n_keys − 1 − c − ``query_offset``.
 
     Args:
         table: [n_buckets, n_heads], which gradients reach.
