@@ -83,9 +83,29 @@ def split_fused_heads(tensor: Tensor, cfg: TransformerConfig) -> tuple[Tensor, .
     return tensor.unflatten(1, (3, -1, cfg.d_head)).permute(1, 2, 0, 3).unbind()
 
 
+def split_fused_heads_of_linear(tensor: Tensor, cfg: TransformerConfig) -> tuple[Tensor, ...]:
+    """Linear [3 · head · d_head, d_model] → q, k and v, each [head, d_model, d_head]"""
+    return split_fused_heads(tensor.T, cfg)
+
+
 def split_fused_heads_bias(tensor: Tensor, cfg: TransformerConfig) -> tuple[Tensor, ...]:
     """[3 · head · d_head] → q, k and v, each [head, d_head]"""
     return tensor.unflatten(0, (3, -1, cfg.d_head)).unbind()
+
+
+def split_grouped_heads(tensor: Tensor, cfg: TransformerConfig) -> tuple[Tensor, ...]:
+    """Linear [group · (queries + key + value) · d_head, d_model] → q, k and v, each [head, d_model, d_head]
+
+    A group is a key/value head behind the query heads that read it, often a single one.
+    """
+    groups = tensor.unflatten(0, (cfg.n_key_value_heads, -1, cfg.d_head)).transpose(2, 3)
+    return groups[:, :-2].flatten(0, 1), groups[:, -2], groups[:, -1]
+
+
+def split_grouped_heads_bias(tensor: Tensor, cfg: TransformerConfig) -> tuple[Tensor, ...]:
+    """[group · (queries + key + value) · d_head] → q, k and v, each [head, d_head]"""
+    groups = tensor.unflatten(0, (cfg.n_key_value_heads, -1, cfg.d_head))
+    return groups[:, :-2].flatten(0, 1), groups[:, -2], groups[:, -1]
 
 
 def convert_weights(

@@ -6,14 +6,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.errors import UnsupportedModelError
-from workbench.loading.families import gemma, gpt2, gpt_oss, llama, mixtral, olmo2, phi3, qwen3
+from workbench.loading.families import (
+    bert,
+    bloom,
+    falcon,
+    gemma,
+    gpt2,
+    gpt_neo,
+    gpt_oss,
+    gptj,
+    llama,
+    marian,
+    mixtral,
+    mpt,
+    neox,
+    olmo2,
+    opt,
+    phi3,
+    qwen3,
+    t5,
+)
 from workbench.loading.families.common import Family, named_architectures
 
 _ALL = (
-    gpt2.FAMILY,
+    gpt2.FAMILY, gpt_neo.FAMILY, gptj.FAMILY, neox.FAMILY, opt.FAMILY, bloom.FAMILY, mpt.FAMILY, falcon.FAMILY,
     llama.FAMILY, qwen3.FAMILY, olmo2.FAMILY, phi3.FAMILY,
     gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3,
     mixtral.FAMILY, gpt_oss.FAMILY,
+    bert.BERT, bert.ROBERTA, bert.DISTILBERT, t5.FAMILY, marian.FAMILY,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {model_type: family for family in _ALL for model_type in family.architectures}
 

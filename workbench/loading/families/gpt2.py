@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.config import TransformerConfig
-from workbench.loading.families.common import ANY, ConfigAttributes, Family, Harmless
+from workbench.loading.families.common import ANY, ConfigAttributes, Family, Harmless, learned_context
 from workbench.loading.weights import (
     WeightRule,
     first_positions,
@@ -38,19 +38,14 @@ def map_config(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
     attributes = ConfigAttributes(hf_config)
     d_model = attributes.take_size("n_embd")
     n_heads = attributes.take_size("n_head")
-    n_positions = attributes.take_size("n_positions")
-    if n_ctx is not None and n_ctx > n_positions:
-        raise ValueError(f"n_ctx = {n_ctx} exceeds the {n_positions} positions that this model has learned")
-    if d_model % n_heads:
-        raise attributes.refusal("n_head", n_heads, f"it must divide n_embd = {d_model}")
     config = TransformerConfig(
         n_layers=attributes.take_size("n_layer"),
         d_model=d_model,
         n_heads=n_heads,
-        d_head=d_model // n_heads,
+        d_head=attributes.head_width(d_model, "n_head", n_heads),
         d_mlp=attributes.take_size("n_inner", None) or 4 * d_model,
         d_vocab=attributes.take_size("vocab_size"),
-        n_ctx=n_ctx or n_positions,
+        n_ctx=learned_context(n_ctx, attributes.take_size("n_positions")),
         act_fn=attributes.take_activation("activation_function", "gelu_new"),
         normalization_type="LN",
         eps=attributes.take_number("layer_norm_epsilon", 1e-5),

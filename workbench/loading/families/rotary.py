@@ -37,27 +37,33 @@ def take_rotary(
     trained_context: int,
     *,
     default_base: float = 10_000.0,
+    default_share: float = 1.0,
     partial: bool = False,
     aliases: Mapping[str, str] | None = None,
+    older_names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The options of a ``TransformerConfig`` that describe rotary positions.
 
     Args:
         trained_context: ``max_position_embeddings``.
+        default_share: of a head's dimensions that rotate.
         partial: the architecture may rotate only some dimensions of a head.
         aliases: names that the architecture has for types of scaling.
+        older_names: attributes of the whole model that go by another name -> the usual name.
 
     Raises:
         UnsupportedModelError: a type or parameter that is not known, or statements that contradict each other.
     """
     top = {name: attributes.take(name, None) for name in (*_GENERAL, _ORIGINAL)}
     nested = [(name, attributes.take(name, None)) for name in ("rope_scaling", "rope_parameters")]
-    statements = _Statements(attributes, [("", top), *nested], aliases or {})
+    older = [(name, {usual: attributes.take(name, None)}) for name, usual in (older_names or {}).items()]
+    statements = _Statements(attributes, [("", top), *older, *nested], aliases or {})
     base = statements.take("rope_theta", default_base)
-    share = statements.take("partial_rotary_factor", 1.0)
+    share_said_as = statements.name("partial_rotary_factor")
+    share = statements.take("partial_rotary_factor", default_share)
     if share > 1.0 or (share != 1.0 and not partial):
         advice = "it must not exceed 1" if partial else "every dimension of a head must rotate"
-        raise attributes.refusal("partial_rotary_factor", share, advice)
+        raise attributes.refusal(share_said_as, share, advice)
     return {
         "positional_embedding_type": "rotary",
         "rotary_base": float(base),
@@ -155,6 +161,10 @@ class _Statements:
         else:
             return self._attributes.checked_number(where, value)
         return value
+
+    def name(self, key: str) -> str:
+        """The attribute in which a parameter is given."""
+        return self._said.get(key, (key, None))[0]
 
     def take(self, key: str, default: Any) -> Any:
         """What is said about a parameter, which counts as handled from here on."""
