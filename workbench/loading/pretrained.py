@@ -137,6 +137,7 @@ def _build(
     attention_backend: AttentionBackend,
     progress: Progress,
 ) -> HookedTransformer:
+    from workbench.encoder_decoder import HookedEncoderDecoder
     from workbench.transformer import HookedTransformer
 
     family = find_family(checkpoint.hf_config, checkpoint.described_as)
@@ -160,9 +161,10 @@ def _build(
         attention_backend=attention_backend,
     )
     # Built without memory of its own: the converted tensors become the parameters.
+    build = HookedTransformer if cfg.n_encoder_layers is None else HookedEncoderDecoder
     try:
         with torch.device("meta"):
-            model = HookedTransformer(dataclasses.replace(cfg, device=torch.device("meta")), checkpoint.tokenizer)
+            model = build(dataclasses.replace(cfg, device=torch.device("meta")), checkpoint.tokenizer)
     except RuntimeError:  # torch cannot even count the bytes
         raise CorruptWeightsError(f"{checkpoint.described_as}: the sizes in its configuration are absurd") from None
     repeats = {**family.copies, **({family.tied[0]: family.tied[1]} if cfg.tie_word_embeddings else {})}
