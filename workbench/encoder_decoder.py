@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from workbench.components.block import Block
@@ -19,6 +20,7 @@ from workbench.context import (
     position_rules,
     request_across_texts,
 )
+from workbench.generation import Sampling
 from workbench.hooks import HookPoint
 from workbench.inputs import check_return_type
 from workbench.kernels import StatisticsRequest
@@ -196,3 +198,44 @@ class HookedEncoderDecoder(HookedTransformer):
         collector = StatisticsCollector(request)
         output = self(input, collector=collector, collect_from=collect_from, **forward_arguments)
         return output, ModelStatistics(collector.layers, range(len(collector.layers)))
+
+    @torch.no_grad()
+    def generate(  # type: ignore[override]
+        self,
+        input: str | Sequence[str] | Tensor,
+        max_new_tokens: int = 20,
+        *,
+        attention_mask: Tensor | None = None,
+        stop_at_eos: bool = True,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        kv_cache: KVCache | None = None,
+    ) -> Any:
+        """The decoder's text for what the encoder reads, from the model's start token on; else as HookedTransformer's.
+
+        The encoder runs once, the decoder token by token.
+
+        Returns:
+            The decoder's text, a list of texts, or its tokens [batch, 1 + new], the start token included.
+
+        Raises:
+            ValueError: as HookedTransformer's.
+        """
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        encoder_output, real = self.encode(input, attention_mask=attention_mask)
+        start = torch.full((len(encoder_output), 1), self.cfg.decoder_start_token_id, device=self.cfg.device)
+
+        def decode(tokens: Tensor, *, attention_mask: Tensor, kv_cache: KVCache) -> Tensor:
+            return self(
+                encoder_output=encoder_output, attention_mask=real, decoder_input=tokens,
+                decoder_attention_mask=attention_mask, kv_cache=kv_cache,
+            )  # fmt: skip
+
+        everything = torch.ones_like(start, dtype=torch.bool)
+        tokens, _ = self._continue(decode, start, everything, max_new_tokens, sampling, stop_at_eos, kv_cache)
+        if isinstance(input, Tensor):
+            return tokens
+        texts = [self.tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
+        return texts[0] if isinstance(input, str) else texts

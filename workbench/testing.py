@@ -7,6 +7,7 @@ read-only and an edit raises.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,42 +17,48 @@ from workbench.transformer import HookedTransformer
 
 
 @torch.no_grad()
-def check_hook_contract(model: HookedTransformer, tokens: Tensor) -> None:
+def check_hook_contract(model: HookedTransformer, tokens: Tensor, **forward_arguments: Any) -> None:
     """Runs every check below.
 
     Args:
         model: in eval mode.
         tokens: [batch, pos] without padding; a few varied tokens suffice.
+        **forward_arguments: what else the model's call needs, such as the ``decoder_input`` of an encoder–decoder.
 
     Raises:
         AssertionError: naming the first hook point, or the identity, that does not hold.
     """
-    check_hooks_fire(model, tokens)
-    check_edits_change_logits(model, tokens)
-    check_identities(model, tokens)
-    check_statistics(model, tokens)
+    check_hooks_fire(model, tokens, **forward_arguments)
+    check_edits_change_logits(model, tokens, **forward_arguments)
+    check_identities(model, tokens, **forward_arguments)
+    check_statistics(model, tokens, **forward_arguments)
 
 
 @torch.no_grad()
-def check_hooks_fire(model: HookedTransformer, tokens: Tensor) -> None:
+def check_hooks_fire(model: HookedTransformer, tokens: Tensor, **forward_arguments: Any) -> None:
     """Every active hook point fires exactly once, with the shape that its name promises."""
-    batch, pos = tokens.shape
+    lengths = {"encoder": tokens.shape[1], "decoder": tokens.shape[1]}
+    if "decoder_input" in forward_arguments:
+        lengths["decoder"] = forward_arguments["decoder_input"].shape[1]
     for name in _active(model):
         shapes: list[tuple[int, ...]] = []
         with model.hooks(fwd_hooks=[(name, lambda x, hook, seen=shapes: seen.append(tuple(x.shape)))]):
-            _output(model, tokens)
+            _output(model, tokens, forward_arguments)
         assert len(shapes) == 1, f"{name} fired {len(shapes)} times in one forward pass"
+        pos = lengths["encoder" if "encoder_" in name else "decoder"]
+        key_pos = lengths["encoder"] if "cross_attn" in name else pos
         if isinstance(model.hook_dict[name], ReadOnlyHookPoint) and not name.endswith("hook_state"):
-            assert shapes[0][:3] == (batch, model.cfg.n_heads, pos), f"{name} has shape {shapes[0]}"
+            per = key_pos if name.endswith("hook_received") else pos
+            assert shapes[0][:3] == (len(tokens), model.cfg.n_heads, per), f"{name} has shape {shapes[0]}"
         else:
-            expected = hook_shape(model.cfg, name, batch, pos)
+            expected = hook_shape(model.cfg, name, len(tokens), pos, key_pos)
             assert shapes[0] == expected, f"{name} has shape {shapes[0]}, expected {expected}"
 
 
 @torch.no_grad()
-def check_edits_change_logits(model: HookedTransformer, tokens: Tensor) -> None:
+def check_edits_change_logits(model: HookedTransformer, tokens: Tensor, **forward_arguments: Any) -> None:
     """An edit at any hook point changes the logits, or raises because the point is read-only."""
-    clean = _output(model, tokens)
+    clean = _output(model, tokens, forward_arguments)
     generator = torch.Generator().manual_seed(0)
 
     def perturb(x: Tensor, hook: HookPoint) -> Tensor:
@@ -64,20 +71,22 @@ def check_edits_change_logits(model: HookedTransformer, tokens: Tensor) -> None:
         if isinstance(model.hook_dict[name], ReadOnlyHookPoint):
             try:
                 with model.hooks(fwd_hooks=[(name, perturb)]):
-                    _output(model, tokens)
+                    _output(model, tokens, forward_arguments)
             except ValueError:
                 continue
             raise AssertionError(f"{name} is read-only, yet an edit did not raise")
         with model.hooks(fwd_hooks=[(name, perturb)]):
-            edited = _output(model, tokens)
+            edited = _output(model, tokens, forward_arguments)
         assert not torch.equal(edited, clean), f"an edit of {name} does not change the logits"
 
 
 @torch.no_grad()
-def check_identities(model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-4) -> None:
+def check_identities(
+    model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-4, **forward_arguments: Any
+) -> None:
     """What the names imply: residuals add up, softmax(scores) = pattern, pattern @ v = z, x̂ · scale = x, …"""
     output = "logits" if model.cfg.use_unembed else None
-    logits, cache = model.run_with_cache(tokens, output)
+    logits, cache = model.run_with_cache(tokens, output, **forward_arguments)
     for layer in range(model.cfg.n_layers):
         for identity, (left, right) in _identities(model, cache, layer).items():
             _assert_close(left, right, tolerance, f"{identity} in layer {layer}")
@@ -122,12 +131,14 @@ _RESIDUALS = tuple(f"hook_{x}" for x in ("resid_pre", "attn_out", "resid_mid", "
 
 
 @torch.no_grad()
-def check_statistics(model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-4) -> None:
+def check_statistics(
+    model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-4, **forward_arguments: Any
+) -> None:
     """What the kernel emits equals the same numbers taken from the materialised pattern in float64."""
     output = "logits" if model.cfg.use_unembed else None
     names = lambda name: name.startswith("blocks") and name.endswith((".attn.hook_pattern", ".attn.hook_attn_scores"))  # noqa: E731
-    _, cache = model.run_with_cache(tokens, output, names_filter=names)
-    _, statistics = model.run_with_statistics(tokens, return_type=output)
+    _, cache = model.run_with_cache(tokens, output, names_filter=names, **forward_arguments)
+    _, statistics = model.run_with_statistics(tokens, return_type=output, **forward_arguments)
     for index, layer in enumerate(statistics.layer_indices):
         p = cache[f"blocks.{layer}.attn.hook_pattern"].double()  # [batch, head, query, key]
         scores = cache[f"blocks.{layer}.attn.hook_attn_scores"].double()
@@ -145,11 +156,11 @@ def check_statistics(model: HookedTransformer, tokens: Tensor, tolerance: float 
                 _assert_close(statistics[name][index].double(), value, tolerance, f"{name} in layer {layer}")
 
 
-def _output(model: HookedTransformer, tokens: Tensor) -> Tensor:
+def _output(model: HookedTransformer, tokens: Tensor, forward_arguments: dict[str, Any]) -> Tensor:
     """The logits [batch, pos, d_vocab], or what a model without a head gives: the last stream [batch, pos, d_model]."""
     if model.cfg.use_unembed:
-        return model(tokens)
-    return model.ln_final(model(tokens, stop_at_layer=model.cfg.n_layers))
+        return model(tokens, **forward_arguments)
+    return model.ln_final(model(tokens, stop_at_layer=model.cfg.n_layers, **forward_arguments))
 
 
 def _active(model: HookedTransformer) -> list[str]:

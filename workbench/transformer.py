@@ -125,6 +125,16 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
             attention_backend=attention_backend,
         )
 
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes configuration, weights and tokenizer into a folder, from which ``from_pretrained`` loads the model.
+
+        Raises:
+            WorkbenchError: the folder cannot be written.
+        """
+        from workbench.saving import save_pretrained
+
+        save_pretrained(self, folder)
+
     # Forward pass
 
     def forward(

@@ -19,6 +19,7 @@ from workbench.loading.families import (
     marian,
     mixtral,
     mpt,
+    native,
     neox,
     olmo2,
     opt,
@@ -34,6 +35,7 @@ _ALL = (
     gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3,
     mixtral.FAMILY, gpt_oss.FAMILY,
     bert.BERT, bert.ROBERTA, bert.DISTILBERT, t5.FAMILY, marian.FAMILY,
+    native.FAMILY,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {model_type: family for family in _ALL for model_type in family.architectures}
 

@@ -1,0 +1,34 @@
+"""A model on disk in its own terms, from which ``from_pretrained`` loads it as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.loading.families.native import MODEL_TYPE
+from workbench.output import output_folder
+
+if TYPE_CHECKING:
+    from workbench.transformer import HookedTransformer
+
+
+def save_pretrained(model: HookedTransformer, folder: str | Path) -> None:
+    """Writes config.json, model.safetensors and the tokenizer's files into a folder, which is made where need be.
+
+    The weights keep their type, names and shapes (``model.state_dict()``). Files of these names are replaced, and only
+    once all have been written.
+
+    Raises:
+        WorkbenchError: the folder cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    config = {"model_type": MODEL_TYPE, "transformer_config": model.cfg.to_dict()}
+    with output_folder(folder) as output, output.writing():
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        (output.partial / "config.json").write_text(text + "\n", encoding="utf-8")
+        weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+        save_file(weights, output.partial / "model.safetensors", metadata={"format": "pt"})
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(output.partial)
