@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from workbench.components.heads import HeadWeights, project
 from workbench.config import TransformerConfig
+from workbench.context import AttentionContext
 from workbench.hooks import HookPoint, ReadOnlyHookPoint
-
-if TYPE_CHECKING:
-    from workbench.context import AttentionContext
 
 # S = Σ_j φ(k_j) v_jᵀ [batch, kv head, d_head, d_head] and s = Σ_j φ(k_j) [batch, kv head, d_head], of the keys so far.
 LinearState = tuple[Tensor, Tensor]
@@ -99,7 +95,7 @@ class LinearAttention(HeadWeights):
         if listens and state is not None:
             raise ValueError(
                 f"{self.hook_pattern.name} has a hook, but of earlier keys a linear layer's kv_cache keeps only their "
-                "sums. Run the whole text at once, without a kv_cache."
+                "sums. Leave that hook out, or run the whole text at once, without a kv_cache."
             )
         return listens or (self.cfg.attention_backend == "materialised" and state is None)
 
