@@ -75,7 +75,7 @@ def test_config_that_is_no_json(llama_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 4}, "9 of 39 parameters have no tensor, among them blocks.3.ln1.w"),
+        ({"num_hidden_layers": 4}, "9 of 39 parameters have no tensor, among them blocks.3.attn.W_Q"),
         ({"num_hidden_layers": 2}, r"model\.layers\.2\.\S+ has no place in a model of this configuration"),
         ({"num_key_value_heads": 3}, r"k_proj.weight has shape \[20, 36\], which does not fit"),
         ({"head_dim": 12}, "does not fit the configuration"),

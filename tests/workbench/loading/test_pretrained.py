@@ -186,11 +186,10 @@ def test_missing_path(source: str | Path) -> None:
 
 
 def test_models_that_are_not_supported_in_memory(make_hf_model: Callable[..., PreTrainedModel]) -> None:
-    from transformers import BertConfig, BertModel
+    from transformers import CTRLConfig, CTRLModel
 
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    with pytest.raises(UnsupportedModelError, match="'bert' is not supported; supported are gpt2, llama, mistral"):
-        HookedTransformer.from_pretrained(BertModel(BertConfig(vocab_size=11, **sizes)))
+    with pytest.raises(UnsupportedModelError, match="'ctrl' is not supported; supported are gpt2, gpt_neo, gptj"):
+        HookedTransformer.from_pretrained(CTRLModel(CTRLConfig(vocab_size=11, n_embd=8, dff=8, n_layer=1, n_head=2)))
     with pytest.raises(UnsupportedModelError, match="load a LlamaForCausalLM, which has the language-model head"):
         HookedTransformer.from_pretrained(make_hf_model("llama").model)
     with pytest.raises(UnsupportedModelError, match="no transformers model"):

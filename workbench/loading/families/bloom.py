@@ -35,15 +35,13 @@ def map_config(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
         UnsupportedModelError: an attribute that the model cannot express.
     """
     attributes = ConfigAttributes(hf_config)
-    # Early configurations have other names for three of the sizes.
-    d_model = attributes.take_size("n_embed", None) or attributes.take_size("hidden_size")
-    n_heads = attributes.take_size("num_attention_heads", None) or attributes.take_size("n_head")
-    n_layers = attributes.take_size("num_hidden_layers", None) or attributes.take_size("n_layer")
+    d_model = attributes.take_size_called("hidden_size", "n_embed")
+    n_heads = attributes.take_size_called("n_head", "num_attention_heads")
     if (d_mlp := attributes.take_size("n_inner", None)) not in (None, 4 * d_model):
         raise attributes.refusal("n_inner", d_mlp, f"it must be four times hidden_size = {d_model}")
     trained_context = attributes.take_size("seq_length", 2048)
     config = TransformerConfig(
-        n_layers=n_layers,
+        n_layers=attributes.take_size_called("n_layer", "num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
         d_head=attributes.head_width(d_model, "n_head", n_heads),
@@ -94,6 +92,7 @@ WEIGHT_RULES = (
 
 FAMILY = Family(
     architectures={"bloom": "BloomForCausalLM"},
+    base_models={"bloom": "BloomModel"},
     map_config=map_config,
     weight_rules=WEIGHT_RULES,
     base_prefix="transformer.",

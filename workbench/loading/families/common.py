@@ -141,6 +141,18 @@ class ConfigAttributes:
             raise self.refusal(name, token, "expected the id of a token")
         return token
 
+    def take_size_called(self, *names: str) -> Any:
+        """A count that has gone by several names; those that are there must agree."""
+        given = {name: self.take_size(name, None) for name in names}
+        sizes = {name: size for name, size in given.items() if size is not None}
+        if not sizes:
+            return self.take(names[0])  # which it lacks
+        (first, size), *others = sizes.items()
+        for name, other in others:
+            if other != size:
+                raise self.refusal(name, other, f"it contradicts {first} = {size}")
+        return size
+
     def take_number(self, name: str, default: float) -> float:
         """A positive number."""
         return self.checked_number(name, self.take(name, default))

@@ -24,6 +24,7 @@ from workbench.loading.weights import (
 
 _HARMLESS: Harmless = {
     "alibi": (False,),
+    "ff_factor": (4,),  # Falcon-2 says it beside what is the default
     "apply_residual_connection_post_layernorm": (False,),
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "auto_map"), ANY),
 }
@@ -36,7 +37,7 @@ def map_config(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
         UnsupportedModelError: an attribute that the model cannot express.
     """
     attributes = ConfigAttributes(hf_config)
-    d_model = attributes.take_size("n_embed", None) or attributes.take_size("hidden_size")
+    d_model = attributes.take_size_called("hidden_size", "n_embed")
     n_heads = attributes.take_size("num_attention_heads")
     d_head = attributes.head_width(d_model, "num_attention_heads", n_heads)
     trained_context = attributes.take_size("max_position_embeddings", 2048)
@@ -127,6 +128,7 @@ WEIGHT_RULES = (
 
 FAMILY = Family(
     architectures={"falcon": "FalconForCausalLM"},
+    base_models={"falcon": "FalconModel"},
     map_config=map_config,
     weight_rules=WEIGHT_RULES,
     base_prefix="transformer.",

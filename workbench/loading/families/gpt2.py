@@ -91,6 +91,7 @@ WEIGHT_RULES = (
 
 FAMILY = Family(
     architectures={"gpt2": "GPT2LMHeadModel"},
+    base_models={"gpt2": "GPT2Model"},
     map_config=map_config,
     weight_rules=WEIGHT_RULES,
     base_prefix="transformer.",

@@ -103,6 +103,7 @@ WEIGHT_RULES = (
 
 FAMILY = Family(
     architectures={"gpt_neo": "GPTNeoForCausalLM"},
+    base_models={"gpt_neo": "GPTNeoModel"},
     map_config=map_config,
     weight_rules=WEIGHT_RULES,
     base_prefix="transformer.",

@@ -20,6 +20,7 @@ from workbench.loading.weights import (
 
 _HARMLESS: Harmless = {
     "rotary": (True,),
+    "n_ctx": ANY,  # an old duplicate of n_positions
     "scale_attn_weights": (True,),
     **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), ANY),
     # of heads for classification
@@ -91,6 +92,7 @@ WEIGHT_RULES = (
 
 FAMILY = Family(
     architectures={"gptj": "GPTJForCausalLM"},
+    base_models={"gptj": "GPTJModel"},
     map_config=map_config,
     weight_rules=WEIGHT_RULES,
     base_prefix="transformer.",

@@ -100,7 +100,8 @@ WEIGHT_RULES = (
 )
 
 FAMILY = Family(
-    architectures={"mpt": "MptForCausalLM"},
+    architectures={"mpt": ("MptForCausalLM", "MPTForCausalLM")},  # the latter in the code that MPT came with
+    base_models={"mpt": "MptModel"},
     map_config=map_config,
     weight_rules=WEIGHT_RULES,
     base_prefix="transformer.",

@@ -102,6 +102,7 @@ WEIGHT_RULES = (
 
 FAMILY = Family(
     architectures={"gpt_neox": "GPTNeoXForCausalLM"},
+    base_models={"gpt_neox": "GPTNeoXModel"},
     map_config=map_config,
     weight_rules=WEIGHT_RULES,
     base_prefix="gpt_neox.",

@@ -95,6 +95,7 @@ WEIGHT_RULES = (
 
 FAMILY = Family(
     architectures={"opt": "OPTForCausalLM"},
+    base_models={"opt": "OPTModel"},
     map_config=map_config,
     weight_rules=WEIGHT_RULES,
     base_prefix="model.",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     BloomConfig,
     BloomForCausalLM,
     FalconConfig,
@@ -31,7 +33,8 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from workbench import HookedTransformer, TransformerConfig, UnsupportedModelError
 from workbench.components.positions import alibi_slopes
-from workbench.loading.families import FAMILIES
+from workbench.loading.families import find_family
+from workbench.parity import measure_parity
 
 CheckFamily = Callable[..., HookedTransformer]
 
@@ -131,6 +134,17 @@ def test_family(case: str, check_family: CheckFamily) -> None:
     check_family(*CASES[case], std=0.2)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if "-" not in case or case == "falcon-7b"])
+def test_without_a_head(case: str, build_random: Callable[..., PreTrainedModel]) -> None:
+    """The base models that transformers' AutoModel makes give a residual stream and no logits."""
+    _, config = CASES[case]
+    reference = build_random(AutoModel.from_config, copy.deepcopy(config), 0.2)
+    model = HookedTransformer.from_pretrained(reference)
+    tokens = torch.randint(0, 71, (2, 50), generator=torch.Generator().manual_seed(0))
+    assert not model.cfg.use_unembed
+    assert measure_parity(model, reference, tokens).largest < 1e-4
+
+
 # As published, attribute by attribute.
 PYTHIA: dict[str, Any] = {
     "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
@@ -199,7 +213,7 @@ FALCON: dict[str, Any] = {
 
 
 def our_config(hf_config: dict[str, Any], n_ctx: int | None = None) -> TransformerConfig:
-    return FAMILIES[hf_config["model_type"]].map_config(hf_config, n_ctx)
+    return find_family(hf_config, "the checkpoint").map_config(hf_config, n_ctx)
 
 
 def sizes(n_layers: int, d_model: int, n_heads: int, d_vocab: int, **others: Any) -> TransformerConfig:
@@ -277,6 +291,8 @@ def test_falcon_as_published() -> None:
         (OPT, {"layer_norm_elementwise_affine": False}),
         (BLOOM, {"apply_residual_connection_post_layernorm": True}),
         (BLOOM, {"n_inner": 1000}),
+        (BLOOM, {"num_attention_heads": 8, "n_head": 16}),
+        (BLOOM, {"hidden_size": 512, "n_embed": 1024}),
         (MPT, {"expansion_ratio": 3}),
         (MPT, {"logit_scale": 0.5}),
         (MPT, {"logit_scale": "inv_sqrt_d_model"}),
