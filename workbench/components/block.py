@@ -58,40 +58,40 @@ class Block(nn.Module):
             self.hook_cross_attn_out, self.hook_resid_cross = HookPoint(), HookPoint()
 
     def forward(self, residual: Tensor, contexts: Contexts) -> Tensor:
-        context = contexts.of(self.attn_type)
         resid_pre = self.hook_resid_pre(residual)  # [batch, pos, d_model]
+        inputs = self.attention_inputs(resid_pre)
+        attn_out = self.attn(*inputs, contexts.of(self.attn_type))
         if self.cfg.parallel_attn_mlp:
-            mlp_input = self.ln1(resid_pre) if self.cfg.shared_parallel_norm else self.ln2(resid_pre)
-            inputs = (mlp_input,) * 3 if self.cfg.shared_parallel_norm else None
-            attn_out = self.hook_attn_out(self._self_attention(resid_pre, context, inputs))
-            return self.hook_resid_post(resid_pre + attn_out + self.hook_mlp_out(self.mlp(mlp_input)))
-
-        attn_out = self._self_attention(resid_pre, context)
+            shares_norm = self.cfg.shared_parallel_norm and not self.cfg.use_split_qkv_input
+            mlp_input = inputs[0] if shares_norm else getattr(self, self._mlp_norm)(resid_pre)
+            attn_out = self.hook_attn_out(self._dropped(attn_out))
+            return self.hook_resid_post(resid_pre + attn_out + self.hook_mlp_out(self._dropped(self.mlp(mlp_input))))
         stream = self.hook_resid_mid(self._add(resid_pre, attn_out, self.hook_attn_out, "ln1"))
         if self.reads_encoder:
             stream = self._cross_attend(stream, contexts.cross)
         mlp_out = self.mlp(stream if self._reads_raw else self.ln2(stream))
         return self.hook_resid_post(self._add(stream, mlp_out, self.hook_mlp_out, "ln2"))
 
+    def attention_inputs(self, resid_pre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What queries, keys and values are projected from: [batch, pos, d_model], or a copy for each head."""
+        norm: Callable[[Tensor], Tensor] = nn.Identity() if self._reads_raw else self.ln1
+        if not self.cfg.use_split_qkv_input:
+            return (norm(resid_pre),) * 3
+        heads, kv_heads = self.cfg.n_heads, self.cfg.n_key_value_heads
+        return (
+            norm(self.attn.hook_q_input(fresh(resid_pre, heads))),
+            norm(self.attn.hook_k_input(fresh(resid_pre, kv_heads))),
+            norm(self.attn.hook_v_input(fresh(resid_pre, kv_heads))),
+        )
+
+    @property
+    def _mlp_norm(self) -> str:
+        return "ln1" if self.cfg.shared_parallel_norm else "ln2"
+
     @property
     def _reads_raw(self) -> bool:
         """Whether sublayers read the stream itself."""
         return self.cfg.norm_placement in ("post", "output")
-
-    def _self_attention(
-        self, resid_pre: Tensor, context: AttentionContext, inputs: tuple[Tensor, Tensor, Tensor] | None = None
-    ) -> Tensor:
-        norm: Callable[[Tensor], Tensor] = nn.Identity() if self._reads_raw else self.ln1
-        if self.cfg.use_split_qkv_input:
-            heads, kv_heads = self.cfg.n_heads, self.cfg.n_key_value_heads
-            inputs = (
-                norm(self.attn.hook_q_input(fresh(resid_pre, heads))),
-                norm(self.attn.hook_k_input(fresh(resid_pre, kv_heads))),
-                norm(self.attn.hook_v_input(fresh(resid_pre, kv_heads))),
-            )
-        elif inputs is None:
-            inputs = (norm(resid_pre),) * 3
-        return self.attn(*inputs, context)
 
     def _cross_attend(self, stream: Tensor, context: AttentionContext) -> Tensor:
         query_input = stream if self._reads_raw else self.ln_cross(stream)
@@ -102,6 +102,13 @@ class Block(nn.Module):
         """The stream after a sublayer's output, whose norm is called ``norm`` or, on the output, ``norm`` + "_post"."""
         if self.cfg.norm_placement in ("sandwich", "output"):
             out = getattr(self, f"{norm}_post")(out)
-        out = nn.functional.dropout(out, self.cfg.dropout, self.training)
-        added = stream + hook(out)
+        added = stream + hook(self._dropped(out))
         return getattr(self, norm)(added) if self.cfg.norm_placement == "post" else added
+
+    def _dropped(self, out: Tensor) -> Tensor:
+        """Dropout where the original Transformer has it, in training mode alone (Vaswani et al. 2017, section 5.4)."""
+        return nn.functional.dropout(out, self.cfg.dropout, self.training)
+
+    def _dropped(self, out: Tensor) -> Tensor:
+        """A sublayer's output as training has it (Vaswani et al. 2017, section 5.4)."""
+        return nn.functional.dropout(out, self.cfg.dropout, self.training)
