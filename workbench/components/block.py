@@ -108,7 +108,3 @@ class Block(nn.Module):
     def _dropped(self, out: Tensor) -> Tensor:
         """Dropout where the original Transformer has it, in training mode alone (Vaswani et al. 2017, section 5.4)."""
         return nn.functional.dropout(out, self.cfg.dropout, self.training)
-
-    def _dropped(self, out: Tensor) -> Tensor:
-        """A sublayer's output as training has it (Vaswani et al. 2017, section 5.4)."""
-        return nn.functional.dropout(out, self.cfg.dropout, self.training)
