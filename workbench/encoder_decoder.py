@@ -27,6 +27,7 @@ from workbench.kernels import StatisticsRequest
 from workbench.kv_cache import KVCache
 from workbench.losses import next_token_loss
 from workbench.statistics import ModelStatistics, StatisticsCollector
+from workbench.tokens import PaddingSide
 from workbench.transformer import HookedTransformer, ReturnType
 
 Stack = Literal["decoder", "encoder", "cross"]
@@ -65,7 +66,7 @@ class HookedEncoderDecoder(HookedTransformer):
         input: str | Sequence[str] | Tensor | None = None,
         return_type: ReturnType = "logits",
         *,
-        decoder_input: Tensor | None = None,
+        decoder_input: str | Sequence[str] | Tensor | None = None,
         encoder_output: Tensor | None = None,
         loss_per_token: bool = False,
         attention_mask: Tensor | None = None,
@@ -78,7 +79,8 @@ class HookedEncoderDecoder(HookedTransformer):
 
         Args:
             input: what the encoder reads: text, several texts, or token ids [batch, pos]. None with ``encoder_output``.
-            decoder_input: token ids [batch, decoder pos], which begin with the model's start token.
+            decoder_input: what the decoder reads: text or several texts (see ``to_decoder_tokens``), or token ids
+                [batch, decoder pos] that begin with the model's start token. None is that token alone.
             encoder_output: what ``encode`` returned, so that the encoder does not run again; with its
                 ``attention_mask`` where the input was padded.
             attention_mask: [batch, pos], true or 1 for the encoder's real tokens.
@@ -97,11 +99,6 @@ class HookedEncoderDecoder(HookedTransformer):
             raise ValueError(f"collect_from must be 'decoder', 'encoder' or 'cross', got {collect_from!r}")
         if (input is None) == (encoder_output is None):
             raise ValueError("give either input, which the encoder reads, or encoder_output, what encode returned")
-        if not isinstance(decoder_input, Tensor):
-            raise ValueError(
-                "decoder_input must be token ids [batch, decoder pos] that begin with the model's start token; "
-                "to continue from it alone, use generate"
-            )
         collectors = {collect_from: collector}
         if encoder_output is None:
             assert input is not None
@@ -109,7 +106,11 @@ class HookedEncoderDecoder(HookedTransformer):
             encoder_output, attention_mask = self.encode(input, attention_mask=attention_mask, collector=of_encoder)
         memory_real = self._real_tokens(attention_mask, tuple(encoder_output.shape[:2]))
         memory = Memory(encoder_output, memory_real, collectors.get("cross"))
-        tokens, decoder_attention_mask = self._read_input(decoder_input, None, decoder_attention_mask, None, None)
+        if kv_cache is not None and len(kv_cache) and not isinstance(decoder_input, Tensor):
+            raise ValueError("text begins with the start token; continue what the kv_cache holds with token ids")
+        tokens, decoder_attention_mask = self._read_decoder_input(
+            decoder_input, decoder_attention_mask, len(encoder_output)
+        )
         if len(tokens) != len(encoder_output):
             raise ValueError(f"decoder_input has {len(tokens)} texts, but the encoder read {len(encoder_output)}")
         real = self._real_tokens(decoder_attention_mask, tuple(tokens.shape))
@@ -131,6 +132,45 @@ class HookedEncoderDecoder(HookedTransformer):
             return logits
         loss = next_token_loss(logits, tokens, real, None, per_token=loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
+
+    def to_decoder_tokens(
+        self,
+        input: str | Sequence[str],
+        *,
+        padding_side: PaddingSide | None = None,
+        return_attention_mask: bool = False,
+    ) -> Any:
+        """What the decoder reads of a text: the start token and the text's tokens, without the tokenizer's template.
+
+        Token ids [batch, decoder pos], as ``to_tokens`` returns them for the encoder. Tokenizers that tell languages
+        apart take the text as one of the target language.
+
+        Raises:
+            ValueError: as ``to_tokens``; a configuration without decoder_start_token_id.
+        """
+        start = self._start_token()
+        rows = []
+        for text in [input] if isinstance(input, str) else input:
+            tokenizer = self._checked_tokenizer(text)
+            ids = tokenizer(text_target=text, add_special_tokens=False, verbose=False)["input_ids"]
+            rows.append([start, *self._known(ids)])
+        return self._fill_up(rows, padding_side, return_attention_mask)
+
+    def _read_decoder_input(
+        self, decoder_input: Any, attention_mask: Tensor | None, batch: int
+    ) -> tuple[Tensor, Tensor | None]:
+        if isinstance(decoder_input, Tensor):
+            return self._read_input(decoder_input, None, attention_mask, None, None)
+        if attention_mask is not None:
+            raise ValueError("text is padded and masked by the model; leave decoder_attention_mask out, or pass tokens")
+        if decoder_input is None:
+            return torch.full((batch, 1), self._start_token(), device=self.cfg.device), None
+        return self.to_decoder_tokens(decoder_input, return_attention_mask=True)
+
+    def _start_token(self) -> int:
+        if self.cfg.decoder_start_token_id is None:
+            raise ValueError("the configuration has no decoder_start_token_id: pass decoder_input as token ids")
+        return self.cfg.decoder_start_token_id
 
     def encode(
         self,

@@ -49,7 +49,8 @@ def measure_parity(
 
     Only real tokens are compared: what a model computes at a pad is nobody's business. Where there are pads, the
     transformers model is given positions that count real tokens, as ours do; ``hf_arguments`` may replace them
-    (``{"position_ids": None}`` leaves them to a model that knows about pads, such as RoBERTa).
+    (``{"position_ids": None}`` leaves them to a model that knows about pads, such as RoBERTa). One that counts from the
+    first column whatever it is told, as Marian does, is given its pads on the right.
 
     Args:
         hf_model: in eval mode, with ``attn_implementation="eager"``, on the model's device.
@@ -63,20 +64,25 @@ def measure_parity(
         ValueError: the transformers model gives no patterns.
     """
     passed: dict[str, Any] = {"input_ids": tokens, "output_hidden_states": True, "output_attentions": True}
+    real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    their_real = real
     if attention_mask is not None:
-        passed["attention_mask"] = attention_mask.long()
         if "position_ids" in inspect.signature(hf_model.forward).parameters:
-            passed["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp_min(0)
+            passed["position_ids"] = (real.long().cumsum(dim=1) - 1).clamp_min(0)
+        elif model.cfg.positional_embedding_type in ("learned", "sinusoidal"):
+            order = (~real).long().argsort(dim=1, stable=True)
+            passed["input_ids"], their_real = tokens.gather(1, order), real.gather(1, order)
+        passed["attention_mask"] = their_real.long()
     if decoder_tokens is not None:
         passed["decoder_input_ids"] = decoder_tokens
         forward_arguments["decoder_input"] = decoder_tokens
     theirs = hf_model(**passed | dict(hf_arguments or {}))
-    real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     patterns = theirs.attentions if decoder_tokens is None else theirs.decoder_attentions
     if len(patterns or ()) != model.cfg.n_layers:
         raise ValueError("the transformers model gives no attention patterns; set its attn_implementation to 'eager'")
 
     pairs = _hook_pairs(model, theirs, real, decoder_tokens)
+    their_pairs = _hook_pairs(model, theirs, their_real, decoder_tokens)
     names = {name.removesuffix(_NORMALISED) for name, _, _ in pairs}
     return_type = "logits" if model.cfg.use_unembed else None
     logits, cache = model.run_with_cache(
@@ -84,13 +90,16 @@ def measure_parity(
     )
     errors: dict[str, list[Tensor]] = {"logits": [], "residual": [], "pattern": []}
     if return_type is not None:
-        answered = real if decoder_tokens is None else torch.ones_like(decoder_tokens, dtype=torch.bool)
-        errors["logits"].append(_relative_error(logits, theirs.logits, answered))
-    for name, expected, keep in pairs:
+        everything = torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+        keep, their_keep = (real, their_real) if decoder_tokens is None else (everything, everything)
+        errors["logits"].append(_relative_error(logits, keep, theirs.logits, their_keep))
+    for (name, expected, keep), (_, _, their_keep) in zip(pairs, their_pairs, strict=True):
         value = cache[name.removesuffix(_NORMALISED)]
         if name.endswith(_NORMALISED):
             value = (model.encoder_ln_final if name.startswith("encoder") else model.ln_final)(value)
-        errors["pattern" if name.endswith("pattern") else "residual"].append(_relative_error(value, expected, keep))
+        errors["pattern" if name.endswith("pattern") else "residual"].append(
+            _relative_error(value, keep, expected, their_keep)
+        )
     worst = {what: float(torch.stack(found).max()) if found else 0.0 for what, found in errors.items()}
     return ParityErrors(**worst)
 
@@ -123,8 +132,8 @@ def _hook_pairs(
     ]
 
 
-def _relative_error(ours: Tensor, theirs: Tensor, keep: Tensor) -> Tensor:
+def _relative_error(ours: Tensor, keep: Tensor, theirs: Tensor, their_keep: Tensor) -> Tensor:
     if keep.dim() == 4:  # patterns: the same keys for all heads
-        keep = keep.expand(-1, theirs.shape[1], -1, -1)
-    expected = theirs[keep].double()
+        keep, their_keep = (mask.expand(-1, theirs.shape[1], -1, -1) for mask in (keep, their_keep))
+    expected = theirs[their_keep].double()
     return (ours[keep].double() - expected).abs().max() / expected.abs().max()

@@ -156,11 +156,17 @@ def check_statistics(
                 _assert_close(statistics[name][index].double(), value, tolerance, f"{name} in layer {layer}")
 
 
-def _output(model: HookedTransformer, tokens: Tensor, forward_arguments: dict[str, Any]) -> Tensor:
-    """The logits [batch, pos, d_vocab], or what a model without a head gives: the last stream [batch, pos, d_model]."""
+def _output(model: HookedTransformer, tokens: Tensor, forward_arguments: Mapping[str, Any]) -> Tensor:
+    """The logits [batch, pos, d_vocab]; without a head what it would read, ln_final's output [batch, pos, d_model]."""
     if model.cfg.use_unembed:
         return model(tokens, **forward_arguments)
-    return model.ln_final(model(tokens, stop_at_layer=model.cfg.n_layers, **forward_arguments))
+    streams: list[Tensor] = []
+    handle = model.ln_final.register_forward_hook(lambda module, inputs, output: streams.append(output))
+    try:
+        model(tokens, None, **forward_arguments)
+    finally:
+        handle.remove()
+    return streams[0]
 
 
 def _active(model: HookedTransformer) -> list[str]:

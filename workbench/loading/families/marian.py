@@ -26,6 +26,7 @@ _HARMLESS: Harmless = {
     "is_encoder_decoder": (True,),
     "is_decoder": (False,),
     "share_encoder_decoder_embeddings": (True,),
+    "tie_word_embeddings": (True,),
     "static_position_embeddings": (True,),
     **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits"), (False,)),
     "extra_pos_embeddings": ANY,  # of another model's learned positions
@@ -77,7 +78,7 @@ def map_config(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
         use_attn_out_bias=True,
         use_mlp_bias=True,
         use_unembed_bias=True,
-        tie_word_embeddings=attributes.take_switch("tie_word_embeddings", True),
+        tie_word_embeddings=True,
         init_mode="normal",
         initializer_range=attributes.take_number("init_std", 0.02),
         decoder_start_token_id=attributes.take_token("decoder_start_token_id", d_vocab - 1),
@@ -128,7 +129,6 @@ WEIGHT_RULES = (
     *_layer("decoder.layers.{layer}", "blocks.{layer}"),
     *_attention("decoder.layers.{layer}.encoder_attn", "blocks.{layer}.cross_attn"),
     *_norm("decoder.layers.{layer}.encoder_attn_layer_norm", "blocks.{layer}.ln_cross"),
-    WeightRule("lm_head.weight", "unembed.W_U", transpose),
     WeightRule("final_logits_bias", "unembed.b_U", _one_row),
 )
 
