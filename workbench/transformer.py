@@ -184,7 +184,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         segments = self._segments(token_type_ids, shape, start_at_layer)
         if kv_cache is not None:
             self._check_cached_run(
-                kv_cache, shape[1], return_type, position_ids=position_ids, documents=documents,
+                kv_cache, return_type, position_ids=position_ids, documents=documents,
                 start_at_layer=start_at_layer, stop_at_layer=stop_at_layer,
             )  # fmt: skip
             normalized = self._run_cached(x, real, segments, kv_cache, collector)
@@ -232,6 +232,36 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
             )
         output = self(input, collector=collector, **forward_arguments)
         return output, ModelStatistics(collector.layers, layers)
+
+    def score_inputs(
+        self, tokens: Tensor, layer: int, *, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """What the scores of one layer are made of, so that any part of its pattern can be had without all of it.
+
+        The layers before it run, under the hooks that are active.
+
+        Args:
+            tokens: [batch, pos].
+
+        Returns:
+            q [batch, n_heads, pos, d_head], k [batch, n_key_value_heads, pos, d_head], and the options under which
+            ``workbench.kernels.attention_pattern`` makes the layer's pattern of them.
+
+        Raises:
+            ValueError: a layer without softmax attention, or as the model's call.
+        """
+        if not 0 <= layer < self.cfg.n_layers or self.cfg.layer_types[layer] == "linear":
+            raise ValueError(f"layer must be one with softmax attention, 0 to {self.cfg.n_layers - 1}, got {layer}")
+        residual = self(tokens, None, attention_mask=attention_mask, stop_at_layer=layer)
+        shape = residual.shape[0], residual.shape[1]
+        real = self._real_tokens(attention_mask, shape)
+        position_ids = self._position_ids(None, real, None, shape)
+        contexts = self._contexts(KeysAndQueries(position_ids, position_ids, real), None, None)
+        block = self.blocks[layer]
+        context = contexts.of(block.attn_type)
+        inputs = block.attention_inputs(block.hook_resid_pre(residual))
+        q, k, _ = block.attn.queries_keys_values(*inputs, context)
+        return q, k, {**block.attn.score_options(context), "sink_logits": block.attn.sink_logits}
 
     def _embed(self, tokens: Tensor, position_ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """[batch, pos] → [batch, pos, d_model]"""
@@ -295,6 +325,9 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         collector: StatisticsCollector | None, memory: Memory | None = None,
     ) -> Tensor:  # fmt: skip
         """The normalised stream [batch, pos, d_model] of new tokens, which ``cache`` remembers from here on."""
+        new_real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        cache.check(new_real)
+        self._check_cached_length(cache, new_real)
         pieces = list(cache.pieces(tokens.shape[1]))
         if collector is not None and len(pieces) > 1:
             raise ValueError(
@@ -304,18 +337,17 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         outputs = []
         for piece in pieces:
             new = tokens[:, piece]
-            cache.start(new, None if real is None else real[:, piece])
+            cache.start(new, new_real[:, piece])
             assert cache.real is not None and cache.positions is not None
             all_real = None if bool(cache.real.all()) else cache.real
             key_ids = cache.real.long().cumsum(dim=1) - cache.real.long()  # counted within the cache
             positions = cache.positions[:, -new.shape[1] :]
-            absolute = self.cfg.positional_embedding_type in ("learned", "sinusoidal")
-            self._check_context(positions if absolute else key_ids)
             residual = self._embed(new, positions, None if segments is None else segments[:, piece])
             sequence = KeysAndQueries(key_ids[:, -new.shape[1] :], key_ids, all_real)
             contexts = self._contexts(sequence, cache.tokens, collector, cache, memory)
             residual = self._run_blocks(residual, contexts, positions, cache.positions, 0, self.cfg.n_layers)
             outputs.append(self.ln_final(residual))
+        cache.finish()
         return torch.cat(outputs, dim=1)
 
     def _unembed(self, normalized: Tensor) -> Tensor:

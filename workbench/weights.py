@@ -75,8 +75,18 @@ class WeightViews:
     def accumulated_bias(self: Any, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
         """Σ of the biases b_O (and b_out) that the layers before ``layer`` wrote to the stream, [d_model].
 
-        ``mlp_input`` adds the attention bias of ``layer`` itself.
+        ``mlp_input`` adds the attention bias of ``layer`` itself. What a norm on a sublayer's output makes of its bias
+        depends on the input, and so does which expert's bias is written.
+
+        Raises:
+            ValueError: such norms, or the biases of experts.
         """
+        if self.cfg.norm_placement != "pre":
+            raise ValueError(
+                f"with norm_placement {self.cfg.norm_placement!r} no sublayer writes its bias to the stream as it is"
+            )
+        if include_mlp_biases and self.cfg.moe is not None and self.cfg.use_mlp_bias:
+            raise ValueError("which expert's bias is written depends on the input; pass include_mlp_biases=False")
         total = torch.zeros(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.dtype)
         for block in self.blocks[:layer]:
             written = (block.attn.b_O, block.mlp.b_out if include_mlp_biases else None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from workbench.components.heads import HeadWeights, project
-from workbench.components.norms import Norm
-from workbench.components.positions import Rotation, rotate
 from workbench.config import TransformerConfig
 from workbench.context import AttentionContext
 from workbench.hooks import HookPoint, ReadOnlyHookPoint
@@ -44,10 +44,6 @@ class Attention(HeadWeights):
         super().__init__(cfg, rotary=cfg.positional_embedding_type == "rotary" and not cross)
         self.layer = layer
         self.sink_logits: Tensor | None = nn.Parameter(torch.zeros(cfg.n_heads)) if cfg.use_sink_logits else None
-        if cfg.qk_norm is not None:
-            across = cfg.qk_norm == "across_heads"
-            self.q_norm = Norm(cfg, cfg.d_head * (cfg.n_heads if across else 1))
-            self.k_norm = Norm(cfg, cfg.d_head * (cfg.n_key_value_heads if across else 1))
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.statistic_hooks = [name for name in STATISTIC_HOOKS if not (cross and name in WITHIN_ONE_TEXT)]
         for name in self.statistic_hooks:
@@ -55,6 +51,20 @@ class Attention(HeadWeights):
 
     def forward(self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext) -> Tensor:
         """Inputs [batch, pos, d_model], or with a head axis before d_model; returns [batch, pos, d_model]."""
+        q, k, v = self.queries_keys_values(q_input, k_input, v_input, context)
+        output = self._attend(q, k, v, context, context.layer_request(self._listening()))
+        for name in self.statistic_hooks:
+            point = getattr(self, name)
+            if point.has_hooks():
+                point(STATISTIC_HOOKS[name].read(output))
+        context.collect(output)
+        return self.out(self.hook_z(output.z.transpose(1, 2)))  # z [batch, pos, n_heads, d_head]
+
+    def queries_keys_values(
+        self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the scores are made of and what they weigh: q [batch, n_heads, query, d_head], k and v
+        [batch, n_key_value_heads, key, d_head], normalised and rotated; a cache has been extended."""
         q = self.hook_q(project(q_input, self.W_Q, self.b_Q))  # [batch, pos, n_heads, d_head]
         k = self.hook_k(project(k_input, self.W_K, self.b_K))  # [batch, pos, n_key_value_heads, d_head]
         v = self.hook_v(project(v_input, self.W_V, self.b_V))
@@ -69,22 +79,17 @@ class Attention(HeadWeights):
             k = self.hook_rot_k(self._rotate(k, positions.key_rotation))
         if normalises and self.cfg.qk_norm_after_rotary:
             q, k = self._normalise(q, self.q_norm), self._normalise(k, self.k_norm)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-        request = context.layer_request(self._listening())
-        output = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context, request)
-        for name in self.statistic_hooks:
-            point = getattr(self, name)
-            if point.has_hooks():
-                point(STATISTIC_HOOKS[name].read(output))
-        context.collect(output)
-        return self.out(self.hook_z(output.z.transpose(1, 2)))  # z [batch, pos, n_heads, d_head]
-
-    def _rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
-        return rotate(x, rotation, adjacent_pairs=self.cfg.rotary_adjacent_pairs)
-
-    def _normalise(self, x: Tensor, norm: Norm) -> Tensor:
-        """x [batch, pos, head, d_head], normalised within each head or across all of them."""
-        return norm(x) if self.cfg.qk_norm == "per_head" else norm(x.flatten(2)).view_as(x)
+    def score_options(self, context: AttentionContext) -> dict[str, Any]:
+        """The options of ``workbench.kernels.attention_scores`` under which q and k give this layer's scores."""
+        return {
+            "mask": context.mask,
+            "scale": self.cfg.query_key_scale,
+            "softcap": self.cfg.attn_scores_soft_cap,
+            "alibi_slopes": context.positions.alibi_slopes,
+            "offset_bias": context.positions.offset_bias,
+        }
 
     def _listening(self) -> list[str]:
         return [name for name in self.statistic_hooks if getattr(self, name).has_hooks()]
@@ -102,16 +107,10 @@ class Attention(HeadWeights):
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, request: StatisticsRequest | None
     ) -> AttentionOutput:
         """q [batch, n_heads, query, d_head], k and v [batch, n_key_value_heads, key, d_head]."""
-        rule = {
-            "mask": context.mask,
-            "scale": self.cfg.query_key_scale,
-            "softcap": self.cfg.attn_scores_soft_cap,
-            "alibi_slopes": context.positions.alibi_slopes,
-            "offset_bias": context.positions.offset_bias,
-        }
         if not self._materialises():
-            return attention(q, k, v, sink_logits=self.sink_logits, statistics=request, **rule)
-        scores = self.hook_attn_scores(attention_scores(q, k, **rule))  # [batch, head, query, key]
+            return attention(q, k, v, sink_logits=self.sink_logits, statistics=request, **self.score_options(context))
+        scores = attention_scores(q, k, **self.score_options(context))  # [batch, head, query, key]
+        scores = self.hook_attn_scores(scores)
         pattern, lse, virtual_mass = attention_weights(scores, self.sink_logits)
         pattern = self.hook_pattern(pattern)
         per_group = pattern.unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # [batch, kv head, group · query, key]
