@@ -235,7 +235,8 @@ class TransformerConfig:
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name))
         start = self.decoder_start_token_id
-        if start is not None and (isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < self.d_vocab):
+        whole = isinstance(start, int) and not isinstance(start, bool)
+        if start is not None and not (whole and 0 <= start < self.d_vocab):
             raise ValueError(f"decoder_start_token_id must be a token id from 0 to {self.d_vocab - 1}, got {start!r}")
         for name in ("n_relative_buckets", "relative_max_distance"):
             _check_size(name, getattr(self, name))
