@@ -8,137 +8,41 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from workbench.errors import CorruptWeightsError, UnsupportedModelError, WorkbenchError
 from workbench.loading.checkpoint import Checkpoint
+from workbench.loading.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, Op, hf_config
 from workbench.loading.gguf_tokenizer import build_tokenizer
 from workbench.loading.huggingface import digest
-
-_Op = Callable[[Tensor, int], Tensor]  # (tensor, number of heads) → tensor
-
-
-def _keep(tensor: Tensor, n_heads: int) -> Tensor:
-    return tensor
-
-
-def _to_conv1d(tensor: Tensor, n_heads: int) -> Tensor:
-    """[out, in] → [in, out], the layout of GPT-2's own checkpoints."""
-    return tensor.T
-
-
-def _restore_halves(tensor: Tensor, n_heads: int) -> Tensor:
-    """Undoes llama.cpp's reordering of the rows of q and k.
-
-    llama.cpp rotates neighbouring rows (2i, 2i + 1) of a head, Hugging Face rows (i, i + d_head / 2), so for the
-    architecture "llama" the file holds each head's two halves interleaved. [head · d_head, …] → the same shape.
-    """
-    return tensor.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def _llama_tensors(rotary_op: _Op) -> dict[str, tuple[str, _Op]]:
-    layer, block = "model.layers.{layer}", "blk.{layer}"
-    names: dict[str, tuple[str, _Op]] = {
-        "token_embd.weight": ("model.embed_tokens.weight", _keep),
-        "output_norm.weight": ("model.norm.weight", _keep),
-        "output.weight": ("lm_head.weight", _keep),
-        f"{block}.attn_norm.weight": (f"{layer}.input_layernorm.weight", _keep),
-        f"{block}.ffn_norm.weight": (f"{layer}.post_attention_layernorm.weight", _keep),
-    }
-    for kind in ("weight", "bias"):
-        names |= {
-            f"{block}.attn_q.{kind}": (f"{layer}.self_attn.q_proj.{kind}", rotary_op),
-            f"{block}.attn_k.{kind}": (f"{layer}.self_attn.k_proj.{kind}", rotary_op),
-            f"{block}.attn_v.{kind}": (f"{layer}.self_attn.v_proj.{kind}", _keep),
-            f"{block}.attn_output.{kind}": (f"{layer}.self_attn.o_proj.{kind}", _keep),
-            f"{block}.ffn_gate.{kind}": (f"{layer}.mlp.gate_proj.{kind}", _keep),
-            f"{block}.ffn_up.{kind}": (f"{layer}.mlp.up_proj.{kind}", _keep),
-            f"{block}.ffn_down.{kind}": (f"{layer}.mlp.down_proj.{kind}", _keep),
-        }
-    return names
-
-
-def _gpt2_tensors() -> dict[str, tuple[str, _Op]]:
-    layer, block = "transformer.h.{layer}", "blk.{layer}"
-    names: dict[str, tuple[str, _Op]] = {
-        "token_embd.weight": ("transformer.wte.weight", _keep),
-        "position_embd.weight": ("transformer.wpe.weight", _keep),
-        "output.weight": ("lm_head.weight", _keep),
-    }
-    for kind, op in (("weight", _to_conv1d), ("bias", _keep)):
-        names |= {
-            f"output_norm.{kind}": (f"transformer.ln_f.{kind}", _keep),
-            f"{block}.attn_norm.{kind}": (f"{layer}.ln_1.{kind}", _keep),
-            f"{block}.ffn_norm.{kind}": (f"{layer}.ln_2.{kind}", _keep),
-            f"{block}.attn_qkv.{kind}": (f"{layer}.attn.c_attn.{kind}", op),
-            f"{block}.attn_output.{kind}": (f"{layer}.attn.c_proj.{kind}", op),
-            f"{block}.ffn_up.{kind}": (f"{layer}.mlp.c_fc.{kind}", op),
-            f"{block}.ffn_down.{kind}": (f"{layer}.mlp.c_proj.{kind}", op),
-        }
-    return names
-
-
-_TENSORS: Mapping[str, Mapping[str, tuple[str, _Op]]] = {
-    "llama": _llama_tensors(_restore_halves),
-    "qwen2": _llama_tensors(_keep),
-    "gpt2": _gpt2_tensors(),
-}
-
-# Metadata under the architecture's prefix → attribute of Hugging Face's configuration.
-_LLAMA_ATTRIBUTES = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-}
-_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
-    "llama": _LLAMA_ATTRIBUTES,
-    "qwen2": _LLAMA_ATTRIBUTES,
-    "gpt2": {
-        "block_count": "n_layer",
-        "context_length": "n_positions",
-        "embedding_length": "n_embd",
-        "feed_forward_length": "n_inner",
-        "attention.head_count": "n_head",
-        "attention.layer_norm_epsilon": "layer_norm_epsilon",
-    },
-}
-_HARMLESS_METADATA: Mapping[str, tuple[Any, ...] | None] = {
-    "vocab_size": None,  # the embedding says it
-    "rope.scaling.type": ("none",),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "attention.causal": (True,),
-}
 
 
 class GGUFTensors(Mapping[str, Tensor]):
     """The tensors of a GGUF file under Hugging Face's names; each is dequantised to float32 when it is asked for."""
 
-    def __init__(self, reader: Any, architecture: str, n_heads: int, n_key_value_heads: int, described_as: str) -> None:
+    def __init__(
+        self, reader: Any, architecture: Architecture, n_heads: int, n_key_value_heads: int, described_as: str
+    ) -> None:
         self._heads = {"q_proj": n_heads, "k_proj": n_key_value_heads}
         self._described_as = described_as
-        self._entries: dict[str, tuple[Any, _Op]] = {}
+        self._entries: dict[str, tuple[Any, Op]] = {}
         for tensor in reader.tensors:
+            if tensor.name == ROPE_FACTORS and architecture.reads_rope_factors:
+                continue  # the configuration says what they say
             layer = re.match(r"blk\.(\d+)\.", tensor.name)
             generic = tensor.name if layer is None else f"blk.{{layer}}.{tensor.name[layer.end() :]}"
-            if generic not in _TENSORS[architecture]:
+            if generic not in architecture.tensors:
                 raise UnsupportedModelError(
-                    f"{described_as}: the tensor {tensor.name} is not supported in the architecture {architecture!r}"
+                    f"{described_as}: the tensor {tensor.name} is not supported in the architecture "
+                    f"{architecture.name!r}"
                 )
-            name, op = _TENSORS[architecture][generic]
+            name, op = architecture.tensors[generic]
             self._entries[name.format(layer=layer and layer[1])] = tensor, op
 
     def __getitem__(self, name: str) -> Tensor:
@@ -187,24 +91,28 @@ def gguf_checkpoint(path: Path, *, tokenizer: Any = None) -> Checkpoint:
         WorkbenchError: the optional ``gguf`` package is not installed.
     """
     reader, fields = _open(path)
-    architecture = str(fields.get("general.architecture"))
-    if architecture not in _TENSORS:
+    name = str(fields.get("general.architecture"))
+    if name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{path}: the GGUF architecture {architecture!r} is not supported; supported are {', '.join(_TENSORS)}"
+            f"{path}: the GGUF architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
+    architecture = ARCHITECTURES[name]
     if fields.get("split.count", 1) not in (0, 1):
         raise UnsupportedModelError(f"{path} is one part of a split GGUF; merge it with llama.cpp's gguf-split first")
-    n_heads = _count(fields, f"{architecture}.attention.head_count", path)
-    n_key_value_heads = _count(fields, f"{architecture}.attention.head_count_kv", path, default=n_heads)
-    _count(fields, f"{architecture}.embedding_length", path)
-    config = _hf_config(fields, architecture, str(path))
+    n_heads = _count(fields, f"{name}.attention.head_count", path)
+    n_key_value_heads = _count(fields, f"{name}.attention.head_count_kv", path, default=n_heads)
+    _count(fields, f"{name}.embedding_length", path)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    rope_factors = stored[ROPE_FACTORS].data if ROPE_FACTORS in stored else None
+    config = hf_config(fields, architecture, rope_factors, str(path))
     tensors = GGUFTensors(reader, architecture, n_heads, n_key_value_heads, str(path))
-    embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
-    if embedding is None:
+    if "token_embd.weight" not in stored:
         raise CorruptWeightsError(f"{path} has no token_embd.weight; the file is incomplete, download it again")
-    config |= {"vocab_size": int(embedding.shape[-1]), "tie_word_embeddings": "lm_head.weight" not in tensors}
-    if architecture == "llama":
-        config["attention_bias"] = any(name.endswith("_proj.bias") for name in tensors)
+    config["vocab_size"] = int(stored["token_embd.weight"].shape[-1])
+    config["tie_word_embeddings"] = "lm_head.weight" not in tensors
+    if architecture.optional_biases:
+        config["attention_bias"] = any(".self_attn." in name and name.endswith(".bias") for name in tensors)
+        config["mlp_bias"] = any(".mlp." in name and name.endswith(".bias") for name in tensors)
     return Checkpoint(
         hf_config=config,
         tensors=tensors,
@@ -238,33 +146,6 @@ def _open(path: Path) -> tuple[Any, dict[str, Any]]:
     if reader.byte_order != "I":
         raise UnsupportedModelError(f"{path} has the other byte order; convert it with gguf's convert-endian")
     return reader, fields
-
-
-def _hf_config(fields: Mapping[str, Any], architecture: str, described_as: str) -> dict[str, Any]:
-    prefix = f"{architecture}."
-    left = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
-    config: dict[str, Any] = {"model_type": architecture}
-    for key, attribute in _ATTRIBUTES[architecture].items():
-        if key in left:
-            value = left.pop(key)
-            config[attribute] = _shortest_decimal(value) if isinstance(value, float) else value
-    rotated, value_width = left.pop("rope.dimension_count", None), left.pop("attention.value_length", None)
-    if architecture != "gpt2" and {"hidden_size", "num_attention_heads"} <= set(config):
-        d_head = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-        for key, width in (("rope.dimension_count", rotated), ("attention.value_length", value_width)):
-            if width not in (None, d_head):
-                left[key] = width
-    for key, value in left.items():
-        allowed = _HARMLESS_METADATA.get(key, ())
-        if allowed is not None and value not in allowed:
-            raise UnsupportedModelError(f"{described_as}: {prefix}{key} = {value!r} is not supported")
-    return config
-
-
-def _shortest_decimal(value: float) -> float:
-    """A float32 reads 9.999999747378752e-06 where 1e-5 was meant: the shortest decimal that rounds to it."""
-    narrow = np.float32(value)
-    return float(str(narrow)) if float(narrow) == value else value
 
 
 @functools.cache

@@ -134,10 +134,18 @@ _GPT2_NAMES = {
 }  # fmt: skip
 
 
-def gguf_name(hf_name: str) -> str:
+_QWEN3_NAMES = _LLAMA_NAMES | {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+_GEMMA_NAMES = _QWEN3_NAMES | {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+_NAMES = {"gpt2": _GPT2_NAMES, "qwen3": _QWEN3_NAMES, "gemma2": _GEMMA_NAMES, "gemma3": _GEMMA_NAMES}
+
+
+def gguf_name(hf_name: str, architecture: str = "llama") -> str:
     """model.layers.3.mlp.up_proj.weight → blk.3.ffn_up.weight"""
     stem, kind = hf_name.rsplit(".", 1)
-    names = _GPT2_NAMES if stem.startswith("transformer.") else _LLAMA_NAMES
+    names = _NAMES.get(architecture, _LLAMA_NAMES)
     if stem in names:
         return f"{names[stem]}.{kind}"
     _, _, layer, part = stem.split(".", 3)
@@ -156,15 +164,17 @@ def save_as_gguf(
     *,
     quantised: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Writes a Llama, Qwen2 or GPT-2 as llama.cpp's converter does.
+    """Writes a Llama, Qwen2, Qwen3, Gemma 2, Gemma 3 or GPT-2 as llama.cpp's converter does.
 
-    ``quantised`` gives the type of tensors by the end of their Hugging Face name.
+    ``quantised`` gives the type of tensors by the end of their Hugging Face name; ``extra`` are further tensors.
 
     Returns Hugging Face's state dict with the quantised values.
     """
     config: Any = model.config
-    architecture = config.model_type
+    architecture = config.model_type.removesuffix("_text")
+    rope = getattr(config, "rope_parameters", {})
     writer = gguf.GGUFWriter(path, architecture)
     fields: dict[str, Any] = {
         "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
@@ -178,8 +188,12 @@ def save_as_gguf(
             "feed_forward_length": config.intermediate_size, "attention.head_count_kv": config.num_key_value_heads,
             "attention.layer_norm_rms_epsilon": config.rms_norm_eps, "attention.key_length": d_head,
             "attention.value_length": d_head, "rope.dimension_count": d_head,
-            "rope.freq_base": config.rope_parameters["rope_theta"], "vocab_size": config.vocab_size,
+            "rope.freq_base": rope.get("full_attention", rope)["rope_theta"], "vocab_size": config.vocab_size,
         }  # fmt: skip
+    if architecture.startswith("gemma"):
+        fields["attention.sliding_window"] = config.sliding_window
+        caps = ("attn_logit_softcapping", "final_logit_softcapping")
+        fields |= {name: getattr(config, name) for name in caps if getattr(config, name) is not None}
     prefixed = {f"{architecture}.{key}": value for key, value in fields.items()}
     for key, value in (prefixed | dict(metadata or {})).items():
         _add(writer, key, value)
@@ -194,15 +208,19 @@ def save_as_gguf(
         for part, n_heads in heads.items():
             if architecture == "llama" and part in name:
                 values = _permuted(values, n_heads)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
         kind = next((kind for end, kind in (quantised or {}).items() if name.endswith(end)), None)
         if kind is None:
-            writer.add_tensor(gguf_name(name), values)
+            writer.add_tensor(gguf_name(name, architecture), values)
             stored[name] = tensor
         else:
-            writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(gguf_name(name, architecture), gguf.quants.quantize(values, kind), raw_dtype=kind)
             # Blocks lie within rows, so permuting rows before or after makes no difference.
             blocks = gguf.quants.quantize(tensor.numpy(), kind)
             stored[name] = torch.from_numpy(gguf.quants.dequantize(blocks, kind))
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

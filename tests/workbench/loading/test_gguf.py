@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -127,28 +126,14 @@ def test_metadata_that_would_change_the_numbers(
         HookedTransformer.from_pretrained(tmp_path / "tiny.gguf")
 
 
-def test_scaled_rotary_factors_are_refused(
-    make_hf_model: Make, write_gguf: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Llama 3.1 states them by a tensor, not by an attribute."""
-    finish = gguf.GGUFWriter.write_header_to_file
-
-    def add_factors_first(writer: gguf.GGUFWriter) -> None:
-        writer.add_tensor("rope_freqs.weight", np.ones(5, np.float32))
-        finish(writer)
-
-    monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", add_factors_first)
-    write_gguf(tmp_path / "tiny.gguf", make_hf_model("llama"))
-    with pytest.raises(UnsupportedModelError, match="rope_freqs.weight is not supported"):
-        HookedTransformer.from_pretrained(tmp_path / "tiny.gguf")
-
-
 def test_architecture_that_is_not_supported(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "rwkv.gguf", "rwkv6")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match="'rwkv6' is not supported; supported are llama, qwen2, gpt2"):
+    with pytest.raises(
+        UnsupportedModelError, match="'rwkv6' is not supported; supported are llama, qwen2, qwen3, gemma2, gemma3, gpt2"
+    ):
         HookedTransformer.from_pretrained(tmp_path / "rwkv.gguf")
 
 
