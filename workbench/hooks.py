@@ -114,6 +114,7 @@ class HookedModel(HookedRootModule):
     """TransformerLens' root module, without its silences: a name or a filter that selects nothing is an error."""
 
     cfg: TransformerConfig
+    hook_dict: dict[str, Any]
     to_tokens: Callable
 
     def setup(self) -> None:

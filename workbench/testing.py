@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.hooks import HookPoint, ReadOnlyHookPoint, hook_shape
+from workbench.hooks import ActivationCache, HookPoint, ReadOnlyHookPoint, hook_shape
 from workbench.transformer import HookedTransformer
 
 
@@ -101,7 +101,7 @@ def check_identities(
     _assert_close(expected, logits, tolerance, "logits = unembed(ln_final)")
 
 
-def _identities(model: HookedTransformer, cache: Mapping, layer: int) -> dict[str, tuple[Tensor, Tensor]]:
+def _identities(model: HookedTransformer, cache: ActivationCache, layer: int) -> dict[str, tuple[Tensor, Tensor]]:
     cfg, block = model.cfg, model.blocks[layer]
     at = {name: cache[f"blocks.{layer}.{name}"] for name in _RESIDUALS if f"blocks.{layer}.{name}" in cache}
     pre, attn_out, mlp_out, post = (at[f"hook_{name}"] for name in ("resid_pre", "attn_out", "mlp_out", "resid_post"))

@@ -49,6 +49,9 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
     ``workbench.HookedEncoderDecoder``.
     """
 
+    blocks: Any
+    ln_final: Any
+
     def __init__(self, cfg: TransformerConfig, tokenizer: Any = None) -> None:
         super().__init__()
         self._check_kind(cfg)

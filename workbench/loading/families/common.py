@@ -97,7 +97,12 @@ class Family:
         base_model = self.base_models.get(str(hf_config["model_type"]))
         if base_model is None or base_model not in named_architectures(hf_config):
             return config
-        headless = {"use_unembed": False, "use_unembed_bias": False, "use_mlm_head": False, "logit_scale": 1.0}
+        headless: dict[str, Any] = {
+            "use_unembed": False,
+            "use_unembed_bias": False,
+            "use_mlm_head": False,
+            "logit_scale": 1.0,
+        }
         return dataclasses.replace(config, **headless, tie_word_embeddings=False)
 
 

@@ -28,7 +28,8 @@ from workbench.loading.families.llama import (
 from workbench.loading.families.rotary import take_rotary, take_rotary_of_layer_types
 from workbench.loading.weights import WeightRule, keep
 
-_HARMLESS: Harmless = HARMLESS | {
+_HARMLESS: Harmless = {
+    **HARMLESS,
     "use_bidirectional_attention": (None, False),
     "cache_implementation": (None, "hybrid"),  # of generation
 }
@@ -96,8 +97,7 @@ def _take_gemma_options(attributes: ConfigAttributes, n_ctx: int | None, activat
 def _take_gemma2_attention(attributes: ConfigAttributes, n_layers: int, default_pattern: int) -> dict[str, Any]:
     """Of ``default_pattern`` layers the last has no window, where ``layer_types`` does not say otherwise."""
     window = attributes.take_size("sliding_window", 4096)
-    has_window = [(layer + 1) % default_pattern != 0 for layer in range(n_layers)]
-    return take_layer_types(attributes, n_layers, window, has_window) | {
+    return take_layer_types(attributes, n_layers, window, lambda layer: (layer + 1) % default_pattern != 0) | {
         "attn_scale": attributes.take_number("query_pre_attn_scalar", 256) ** -0.5,
         "norm_placement": "sandwich",
     }

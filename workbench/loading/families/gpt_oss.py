@@ -25,7 +25,8 @@ from workbench.loading.families.mixtral import take_n_experts
 from workbench.loading.families.rotary import take_rotary
 from workbench.loading.weights import WeightRule, keep, transpose
 
-_HARMLESS: Harmless = HARMLESS | {
+_HARMLESS: Harmless = {
+    **HARMLESS,
     "hidden_act": ("silu",),  # the code has x · sigmoid(swiglu_alpha · x) whatever this says
     "swiglu_alpha": (1.702,),  # which makes it gelu_quick
     "experts_per_token": ANY,  # repeats num_experts_per_tok
@@ -48,7 +49,7 @@ def map_config(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
     options |= take_rotary(attributes, options["d_head"], context, default_base=150_000.0)
     options |= take_attention_bias(attributes, default=True)
     window, n_layers = attributes.take_size("sliding_window", 128), options["n_layers"]
-    options |= take_layer_types(attributes, n_layers, window, [i % 2 == 0 for i in range(n_layers)])
+    options |= take_layer_types(attributes, n_layers, window, lambda layer: layer % 2 == 0)
     moe = MixtureOfExperts(
         n_experts=take_n_experts(attributes, 128),
         n_experts_per_token=attributes.take_size("num_experts_per_tok", 4),

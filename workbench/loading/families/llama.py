@@ -5,7 +5,7 @@ What the other families of this kind have in common with Llama, they take from h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.config import TransformerConfig
@@ -27,7 +27,8 @@ HARMLESS: Harmless = {
     "mlp_bias": (False,),
     "layer_types": (None,),
 }
-_HARMLESS: Harmless = HARMLESS | {
+_HARMLESS: Harmless = {
+    **HARMLESS,
     "pretraining_tp": ANY,  # slices the same products
     "is_llama_config": ANY,
     "rope_interleaved": (False,),
@@ -105,6 +106,8 @@ def take_attention_bias(attributes: ConfigAttributes, default: bool = False) -> 
 
 # Windows
 
+_MANY_LAYERS = 100_000
+
 
 def take_common_window(attributes: ConfigAttributes) -> dict[str, Any]:
     """``sliding_window`` of every layer."""
@@ -119,21 +122,24 @@ def take_common_window(attributes: ConfigAttributes) -> dict[str, Any]:
 def take_switched_windows(attributes: ConfigAttributes, n_layers: int) -> dict[str, Any]:
     """Windows that ``use_sliding_window`` switches on from the layer ``max_window_layers`` on (Qwen)."""
     window = attributes.take_size("sliding_window", None)
-    if not attributes.take_switch("use_sliding_window", False):
-        window = None
     first = attributes.take("max_window_layers", 28)
-    if window is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 0):
+    if not attributes.take_switch("use_sliding_window", False):
+        return take_layer_types(attributes, n_layers, None)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise attributes.refusal("max_window_layers", first, "expected a whole number, not negative")
-    return take_layer_types(attributes, n_layers, window, [window is not None and i >= first for i in range(n_layers)])
+    return take_layer_types(attributes, n_layers, window, lambda layer: window is not None and layer >= first)
 
 
 def take_layer_types(
-    attributes: ConfigAttributes, n_layers: int, window: int | None, has_window: Sequence[bool] | None = None
+    attributes: ConfigAttributes,
+    n_layers: int,
+    window: int | None,
+    has_window: Callable[[int], bool] = lambda layer: False,
 ) -> dict[str, Any]:
     """``layer_types``: which layers have the window.
 
     Args:
-        has_window: one a layer, where ``layer_types`` is absent; None: none has.
+        has_window: of a layer, where ``layer_types`` is absent.
     """
     types = _list(attributes, "layer_types")
     if types and len(types) != n_layers:
@@ -141,7 +147,11 @@ def take_layer_types(
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
             raise attributes.refusal("layer_types", kind, "supported are 'full_attention' and 'sliding_attention'")
-    local = [kind == "sliding_attention" for kind in types] or list(has_window or (False,) * n_layers)
+    if window is None and not types:
+        return {"window_size": None}
+    if n_layers > _MANY_LAYERS:  # of a damaged file, which would be counted up for minutes
+        raise attributes.refusal("num_hidden_layers", n_layers, f"expected at most {_MANY_LAYERS:,}")
+    local = [kind == "sliding_attention" for kind in types] or [has_window(layer) for layer in range(n_layers)]
     if any(local) and window is None:
         raise attributes.refusal("layer_types", "sliding_attention", "the configuration has no sliding_window in use")
     if not any(local):

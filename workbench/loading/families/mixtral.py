@@ -29,7 +29,8 @@ from workbench.loading.families.llama import (
 from workbench.loading.families.rotary import take_rotary
 from workbench.loading.weights import WeightRule, transpose
 
-_HARMLESS: Harmless = HARMLESS | {
+_HARMLESS: Harmless = {
+    **HARMLESS,
     # of the training
     **dict.fromkeys(("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"), ANY),
 }

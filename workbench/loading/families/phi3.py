@@ -26,7 +26,8 @@ from workbench.loading.weights import WeightRule, split_output_heads
 
 _CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
 
-_HARMLESS: Harmless = HARMLESS | {
+_HARMLESS: Harmless = {
+    **HARMLESS,
     **dict.fromkeys(("embd_pdrop", "resid_pdrop"), ANY),  # no dropout in evaluation
     # The code beside the published weights, which transformers has taken over.
     "auto_map": (_CODE, _CODE | {"AutoTokenizer": "Xenova/gpt-4o"}),
