@@ -47,7 +47,7 @@ def map_gemma(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transfo
     if options["act_fn"] == "gelu":
         options["act_fn"] = "gelu_tanh"  # what the name stood for in the first release
     options |= take_rotary(attributes, options["d_head"], hf_config["max_position_embeddings"])
-    attributes.finish(_HARMLESS | {"hidden_activation": (None, _ACTIVATION)})
+    attributes.finish({**_HARMLESS, "hidden_activation": (None, _ACTIVATION)})
     return TransformerConfig(**options)
 
 
@@ -63,7 +63,7 @@ def map_gemma2(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
     options |= _take_gemma2_attention(attributes, options["n_layers"], default_pattern=2)
     options["attn_scores_soft_cap"] = _take_cap(attributes, "attn_logit_softcapping", 50.0)
     options["output_logits_soft_cap"] = _take_cap(attributes, "final_logit_softcapping", 30.0)
-    attributes.finish(_HARMLESS | {"hidden_act": (_ACTIVATION,), "sliding_window_size": (options["window_size"],)})
+    attributes.finish({**_HARMLESS, "hidden_act": (_ACTIVATION,), "sliding_window_size": (options["window_size"],)})
     return TransformerConfig(**options)
 
 
@@ -82,7 +82,7 @@ def map_gemma3(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
     pattern = next((pattern for pattern in patterns if pattern is not None), 6)
     options |= _take_gemma2_attention(attributes, options["n_layers"], default_pattern=pattern)
     options["output_logits_soft_cap"] = _take_cap(attributes, "final_logit_softcapping", None)
-    attributes.finish(_HARMLESS | {"hidden_act": (_ACTIVATION,), "attn_logit_softcapping": (None,)})
+    attributes.finish({**_HARMLESS, "hidden_act": (_ACTIVATION,), "attn_logit_softcapping": (None,)})
     return TransformerConfig(**options, qk_norm="per_head")
 
 
