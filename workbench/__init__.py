@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from workbench.kv_cache import KVCache as KVCache
     from workbench.statistics import ModelStatistics as ModelStatistics
     from workbench.transformer import HookedTransformer as HookedTransformer
+    from workbench.weight_processing import center_unembed as center_unembed
+    from workbench.weight_processing import fold_layer_norm as fold_layer_norm
 
     __version__: str
 
@@ -41,6 +43,8 @@ _MODULE_OF = {
     "TransformerConfig": "workbench.config",
     "UnsupportedModelError": "workbench.errors",
     "WorkbenchError": "workbench.errors",
+    "center_unembed": "workbench.weight_processing",
+    "fold_layer_norm": "workbench.weight_processing",
 }
 __all__ = [*_MODULE_OF, "__version__"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from workbench import HookedTransformer
+from workbench import HookedEncoderDecoder, HookedTransformer, MixtureOfExperts, RopeScaling, TransformerConfig
 
 # Tensors this small gain nothing from a second thread, and wait for it on a busy machine.
 torch.set_num_threads(1)
@@ -85,3 +85,86 @@ def model(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) ->
 def tokens() -> torch.Tensor:
     """[3, 150]: long enough for a mistake in rotary pairs to show."""
     return torch.randint(0, 23, (3, 150), generator=torch.Generator().manual_seed(1))
+
+
+# A tiny model with each mechanism, alone or with what it is usually found with.
+_SIZES: dict[str, Any] = {
+    "n_layers": 2, "d_model": 16, "n_heads": 4, "d_head": 6, "d_mlp": 20, "d_vocab": 23, "n_ctx": 32,
+    "init_mode": "xavier",
+}  # fmt: skip
+_ROTARY: dict[str, Any] = {"positional_embedding_type": "rotary", "normalization_type": "RMS"}
+_GATED: dict[str, Any] = {"gated_mlp": True, "act_fn": "silu"}
+_BIASES: dict[str, Any] = dict.fromkeys(("use_qkv_bias", "use_attn_out_bias", "use_mlp_bias", "use_unembed_bias"), True)
+_ENCODER: dict[str, Any] = {"attention_dir": "bidirectional", "n_segments": 2}
+_MECHANISMS: dict[str, dict[str, Any]] = {
+    "learned positions": _BIASES,
+    "learned positions, no biases, tied": {"use_norm_bias": False, "tie_word_embeddings": True},
+    "tied, with norm biases": {"tie_word_embeddings": True},
+    "sinusoidal": {"positional_embedding_type": "sinusoidal", "embed_scale": 4.0, "act_fn": "relu"},
+    "no positions": {"positional_embedding_type": "none"},
+    "rotary": {**_ROTARY, **_GATED},
+    "rotary, partial, grouped": {**_ROTARY, "rotary_dim": 4, "rotary_adjacent_pairs": True, "n_key_value_heads": 2},
+    "rotary, scaled": {**_ROTARY, "rope_scaling": RopeScaling(type="yarn", factor=4.0, original_context=8)},
+    "alibi, embedding norm": {"positional_embedding_type": "alibi", "use_embed_norm": True, "n_key_value_heads": 1},
+    "relative": {"positional_embedding_type": "relative", "normalization_type": "RMS", "attn_scale": 1.0},
+    "post": {"norm_placement": "post", **_BIASES},
+    "sandwich, soft caps": {
+        **_ROTARY, **_GATED, "norm_placement": "sandwich", "norm_gain_plus_one": True, "attn_scores_soft_cap": 5.0,
+        "output_logits_soft_cap": 8.0,
+    },
+    "output": {**_ROTARY, "norm_placement": "output", "qk_norm": "across_heads"},
+    "parallel": {**_ROTARY, "parallel_attn_mlp": True, "normalization_type": "LN", **_BIASES},
+    "parallel, one norm": {"parallel_attn_mlp": True, "shared_parallel_norm": True},
+    "norms of q and k": {**_ROTARY, "qk_norm": "per_head"},
+    "norms of q and k, rotated": {**_ROTARY, "qk_norm": "per_head", "qk_norm_after_rotary": True},
+    "windows, global token": {**_ROTARY, "window_size": 3, "n_global_tokens": 1, "attn_types": ("local", "global"),
+                              "rotary_base_local": 100.0},
+    "sink logits": {**_ROTARY, **_GATED, "use_sink_logits": True, "glu_limit": 2.0, "glu_linear_offset": 1.0},
+    "linear": {**_ROTARY, "attn_types": ("linear", "global"), "normalization_type": "LN"},
+    "experts": {**_GATED, "moe": MixtureOfExperts(n_experts=4, n_experts_per_token=2, d_expert=8)},
+    "experts, router bias, a dense layer": {
+        "moe": MixtureOfExperts(n_experts=3, n_experts_per_token=2, use_router_bias=True, renormalise=False,
+                                dense_layers=(1,)),
+        "use_mlp_bias": True,
+    },
+    "scaled logits": {"logit_scale": 0.3},
+    "encoder": {**_ENCODER, "use_mlm_head": True, **_BIASES, "tie_word_embeddings": True},
+    "encoder, post": {**_ENCODER, "use_mlm_head": True, "norm_placement": "post", "use_embed_norm": True},
+    "encoder without a head": {**_ENCODER, "use_unembed": False},
+    "encoder–decoder": {"n_encoder_layers": 1, "positional_embedding_type": "sinusoidal", "tie_word_embeddings": True},
+    "encoder–decoder, post": {"n_encoder_layers": 2, "norm_placement": "post", **_BIASES},
+    "encoder–decoder, relative": {
+        "n_encoder_layers": 2, "positional_embedding_type": "relative", "normalization_type": "RMS", "attn_scale": 1.0,
+        "logit_scale": 0.25, "init_mode": "t5", "initializer_range": 1.0,
+    },
+}  # fmt: skip
+
+
+class Mechanism(NamedTuple):
+    """A mechanism's model, whose every parameter is random, and what its call takes beside tokens."""
+
+    model: HookedTransformer
+    arguments: dict[str, Any]
+
+    def output(self, model: HookedTransformer | None = None, **arguments: Any) -> torch.Tensor:
+        """Logits [2, 12, d_vocab], of another model where one is given; of a model without a head its last stream."""
+        chosen, arguments = self.model if model is None else model, {**self.arguments, **arguments}
+        if chosen.cfg.use_unembed:
+            return chosen(**arguments)
+        return chosen.ln_final(chosen(**arguments, stop_at_layer=chosen.cfg.n_layers))
+
+
+@pytest.fixture(params=_MECHANISMS)
+def mechanism(request: pytest.FixtureRequest) -> Mechanism:
+    """Each mechanism in turn, in float64 and eval mode; a test may do with the model as it likes."""
+    torch.manual_seed(0)
+    cfg = TransformerConfig(**{**_SIZES, **_MECHANISMS[request.param], "dtype": torch.float64})
+    model = (HookedTransformer if cfg.n_encoder_layers is None else HookedEncoderDecoder)(cfg).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1 or parameter.std() == 0:  # gains, biases, sink logits
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    tokens = torch.randint(0, cfg.d_vocab, (2, 12))
+    arguments = {"input": tokens}
+    if cfg.n_encoder_layers is not None:
+        arguments["decoder_input"] = torch.randint(0, cfg.d_vocab, (2, 9))
+    return Mechanism(model, arguments)
