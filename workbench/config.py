@@ -262,7 +262,7 @@ class TransformerConfig:
                 )
             for kind in self.attn_types:
                 _check_choice("attn_types", kind, get_args(AttentionType))
-        if self.window_size is None and "local" in self.layer_types:
+        if self.window_size is None and "local" in self._kinds:
             raise ValueError("attn_types has local layers, which need a window_size")
         whole = isinstance(self.n_global_tokens, int) and not isinstance(self.n_global_tokens, bool)
         if not whole or self.n_global_tokens < 0:
@@ -283,9 +283,9 @@ class TransformerConfig:
             raise ValueError(
                 f"alibi_slopes must hold one slope for each of {self.n_heads} heads, got {len(self.alibi_slopes)}"
             )
-        if self.positional_embedding_type == "relative" and "linear" in self.layer_types:
+        if self.positional_embedding_type == "relative" and "linear" in self._kinds:
             raise ValueError("linear attention has no scores to which relative positions could add a bias")
-        if self.positional_embedding_type == "alibi" and "linear" in self.layer_types:
+        if self.positional_embedding_type == "alibi" and "linear" in self._kinds:
             raise ValueError("linear attention has no scores to which ALiBi could add a bias")
 
     def _check_whole(self) -> None:
@@ -303,6 +303,12 @@ class TransformerConfig:
             raise ValueError("glu_limit and glu_linear_offset need gated_mlp")
         if self.norm_gain_plus_one and self.normalization_type != "RMS":
             raise ValueError("norm_gain_plus_one is a form of RMSNorm; set normalization_type='RMS'")
+
+    @property
+    def _kinds(self) -> set[AttentionType]:
+        """Those of ``layer_types``, without counting up layers of which a damaged file may claim billions."""
+        same: AttentionType = "global" if self.window_size is None else "local"
+        return {same} if self.attn_types is None else set(self.attn_types)
 
     @property
     def layer_types(self) -> tuple[AttentionType, ...]:

@@ -149,8 +149,7 @@ def take_layer_types(
             raise attributes.refusal("layer_types", kind, "supported are 'full_attention' and 'sliding_attention'")
     if window is None and not types:
         return {"window_size": None}
-    if n_layers > _MANY_LAYERS:  # of a damaged file, which would be counted up for minutes
-        raise attributes.refusal("num_hidden_layers", n_layers, f"expected at most {_MANY_LAYERS:,}")
+    refuse_absurd_layers(attributes, n_layers)
     local = [kind == "sliding_attention" for kind in types] or [has_window(layer) for layer in range(n_layers)]
     if any(local) and window is None:
         raise attributes.refusal("layer_types", "sliding_attention", "the configuration has no sliding_window in use")
@@ -158,6 +157,12 @@ def take_layer_types(
         return {"window_size": None}
     mixed = None if all(local) else tuple("local" if here else "global" for here in local)
     return {"window_size": window, "attn_types": mixed}
+
+
+def refuse_absurd_layers(attributes: ConfigAttributes, n_layers: int) -> None:
+    """Before layers are counted up one by one, which for the billions of a damaged file takes minutes."""
+    if n_layers > _MANY_LAYERS:
+        raise attributes.refusal("num_hidden_layers", n_layers, f"expected at most {_MANY_LAYERS:,}")
 
 
 def _list(attributes: ConfigAttributes, name: str) -> list[Any]:

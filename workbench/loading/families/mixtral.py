@@ -22,6 +22,7 @@ from workbench.loading.families.llama import (
     PRE_NORM_RULES,
     QK_NORM_RULES,
     llama_like,
+    refuse_absurd_layers,
     take_attention_bias,
     take_common_window,
     take_llama_options,
@@ -83,6 +84,7 @@ def _take_switched_window(attributes: ConfigAttributes) -> dict[str, Any]:
 
 
 def _take_qwen3_experts(attributes: ConfigAttributes, n_layers: int) -> MixtureOfExperts:
+    refuse_absurd_layers(attributes, n_layers)
     step = attributes.take_size("decoder_sparse_step", 1)
     plain = attributes.take("mlp_only_layers", None)
     if not isinstance(plain, (list, tuple, type(None))):
