@@ -353,6 +353,11 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         cache.finish()
         return torch.cat(outputs, dim=1)
 
+    def to_logits(self, residual: Tensor) -> Tensor:
+        """What the model makes of the residual stream behind its last layer: [batch, pos, d_model] → [batch, pos,
+        d_vocab]."""
+        return self._unembed(self.ln_final(residual))
+
     def _unembed(self, normalized: Tensor) -> Tensor:
         return self.unembed(self.mlm_head(normalized) if self.cfg.use_mlm_head else normalized)
 
