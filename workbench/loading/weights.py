@@ -130,7 +130,7 @@ def convert_weights(
         source: tensors by name; read lazily, each at most once.
         expected: our parameter names and their shapes.
         prefix: what may precede every source name.
-        harmless: name patterns of tensors that hold no parameter.
+        harmless: name patterns of tensors that hold no parameter; ``{rest}`` stands for any end of a name.
         described_as: the source's name in error messages.
 
     Raises:
@@ -242,7 +242,7 @@ def _pattern(source: str) -> re.Pattern[str]:
     pattern = re.escape(source)
     for number in ("layer", "expert"):
         pattern = pattern.replace(re.escape(f"{{{number}}}"), rf"(?P<{number}>0|[1-9]\d*)")
-    return re.compile(pattern)
+    return re.compile(pattern.replace(re.escape("{rest}"), ".+"))
 
 
 def _source_of(target: str, expert: int | None, rules: Sequence[WeightRule]) -> str:

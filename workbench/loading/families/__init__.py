@@ -32,7 +32,7 @@ from workbench.loading.families.common import Family, named_architectures
 _ALL = (
     gpt2.FAMILY, gpt_neo.FAMILY, gptj.FAMILY, neox.FAMILY, opt.FAMILY, bloom.FAMILY, mpt.FAMILY, falcon.FAMILY,
     llama.FAMILY, qwen3.FAMILY, olmo2.FAMILY, phi3.FAMILY,
-    gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3,
+    gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.GEMMA3_WITH_IMAGES,
     mixtral.FAMILY, gpt_oss.FAMILY,
     bert.BERT, bert.ROBERTA, bert.DISTILBERT, t5.FAMILY, marian.FAMILY,
     native.FAMILY,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.config import TransformerConfig
-from workbench.loading.families.common import ConfigAttributes, Harmless
+from workbench.loading.families.common import ANY, ConfigAttributes, Family, Harmless
 from workbench.loading.families.llama import (
     ATTENTION_RULES,
     BLOCK,
@@ -86,6 +86,34 @@ def map_gemma3(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> Transf
     return TransformerConfig(**options, qk_norm="per_head")
 
 
+# What the text_config of a published Gemma 3 with images leaves to transformers.
+_TEXT_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+}
+
+
+def map_gemma3_with_images(hf_config: Mapping[str, Any], n_ctx: int | None = None) -> TransformerConfig:
+    """Our configuration of the language model of a Hugging Face Gemma 3 that also reads images.
+
+    Raises:
+        UnsupportedModelError: an attribute that the model cannot express.
+    """
+    attributes = ConfigAttributes(hf_config)
+    text = attributes.take("text_config")
+    if not isinstance(text, Mapping) or text.get("model_type") != "gemma3_text":
+        raise attributes.refusal("text_config", text, "expected attributes of the model_type gemma3_text")
+    tied = attributes.take_switch("tie_word_embeddings", True)
+    if text.get("tie_word_embeddings", tied) != tied:
+        raise attributes.refusal("tie_word_embeddings", tied, "it contradicts that of text_config")
+    images = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
+    attributes.finish(dict.fromkeys(images, ANY))
+    return map_gemma3(_TEXT_DEFAULTS | dict(text) | {"tie_word_embeddings": tied}, n_ctx)
+
+
 def _take_gemma_options(attributes: ConfigAttributes, n_ctx: int | None, activation: str) -> dict[str, Any]:
     options = take_llama_options(
         attributes, n_ctx, default_head=256, default_tied=True, activation=(activation, _ACTIVATION)
@@ -118,4 +146,19 @@ _RULES = EMBEDDING_RULES + ATTENTION_RULES + MLP_RULES
 
 GEMMA = llama_like({"gemma": "GemmaForCausalLM"}, map_gemma, _RULES + PRE_NORM_RULES)
 GEMMA2 = llama_like({"gemma2": "Gemma2ForCausalLM"}, map_gemma2, _RULES + _SANDWICH_RULES)
-GEMMA3 = llama_like({"gemma3_text": "Gemma3ForCausalLM"}, map_gemma3, _RULES + _SANDWICH_RULES + QK_NORM_RULES)
+_GEMMA3_RULES = _RULES + _SANDWICH_RULES + QK_NORM_RULES
+GEMMA3 = llama_like({"gemma3_text": "Gemma3ForCausalLM"}, map_gemma3, _GEMMA3_RULES)
+GEMMA3_WITH_IMAGES = Family(
+    architectures={"gemma3": "Gemma3ForConditionalGeneration"},
+    map_config=map_gemma3_with_images,
+    # On disk, in memory, and the head, which in memory stands beside the language model.
+    weight_rules=tuple(
+        WeightRule(f"{place}{rule.source}", rule.target, rule.op)
+        for place in ("language_model.model.", "language_model.", "")
+        for rule in _GEMMA3_RULES
+        if place or rule.source == "lm_head.weight"
+    ),
+    base_prefix="model.",
+    tied=("lm_head.weight", "language_model.embed_tokens.weight"),
+    harmless_tensors=("vision_tower.{rest}", "multi_modal_projector.{rest}"),
+)

@@ -9,7 +9,9 @@ import pytest
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
@@ -100,6 +102,17 @@ CASES: dict[str, Case] = {
                 "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 3000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             },
+        ),
+    ),
+    "gemma3": (
+        Gemma3ForConditionalGeneration,
+        Gemma3Config(
+            text_config=_SIZES | {"sliding_window": 37, "sliding_window_pattern": 2},
+            vision_config={
+                "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "image_size": 28, "patch_size": 14,
+            },
+            image_token_index=60,
         ),
     ),
     "mixtral": (
