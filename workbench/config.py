@@ -55,6 +55,7 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         _check_choice("type", self.type, get_args(RopeScalingType))
+        _check_switches(self)
         for name in ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
             _check_positive(name, getattr(self, name))
         if self.attention_factor is not None:
@@ -110,6 +111,7 @@ class MixtureOfExperts:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
+        _check_switches(self)
         for name in ("n_experts", "n_experts_per_token"):
             _check_size(name, getattr(self, name))
         if self.d_expert is not None:
@@ -229,6 +231,7 @@ class TransformerConfig:
         self._check_whole()
 
     def _check_values(self) -> None:
+        _check_switches(self)
         for name in ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "n_ctx", "n_key_value_heads"):
             _check_size(name, getattr(self, name))
         for name in ("n_encoder_layers", "n_segments", "rotary_dim", "window_size"):
@@ -389,6 +392,12 @@ def _check_size(name: str, size: Any) -> None:
 def _check_positive(name: str, number: Any) -> None:
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
         raise ValueError(f"{name} must be a positive and finite number, got {number!r}")
+
+
+def _check_switches(fields: Any) -> None:
+    for f in dataclasses.fields(fields):
+        if f.type == "bool" and not isinstance(getattr(fields, f.name), bool):
+            raise ValueError(f"{f.name} must be True or False, got {getattr(fields, f.name)!r}")
 
 
 def _check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:

@@ -155,7 +155,7 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         CorruptWeightsError: it has one that cannot be read.
     """
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not tokenizer_files(folder):
         return None
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -170,6 +170,11 @@ def load_tokenizer(folder: Path) -> Any:
         raise CorruptWeightsError(
             f"the tokenizer in {folder} cannot be read ({_first_line(error)}); pass tokenizer=… instead"
         ) from None
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files by which a folder has a tokenizer."""
+    return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
 
 
 def digest(paths: Iterable[Path]) -> str:
