@@ -122,12 +122,11 @@ class AttentionContext:
                 continue
             if self.tokens is None:
                 raise ValueError(f"match={name!r} needs tokens, but this run started from a residual (start_at_layer)")
-            if self.cache is not None and self.cache.has_gap:
-                raise ValueError(
-                    f"match={name!r} needs the text before each token, of which the cache has evicted a part"
-                )
             own = match_labels(self.tokens, name, key_padding=self.mask.key_padding, documents=self.mask.documents)
-            own = MatchLabels(own.query[:, -self.n_queries :], own.key)
+            keys = own.key
+            if self.cache is not None and self.cache.previous is not None and name == "induction":
+                keys = self.cache.previous  # the token before a remembered one may have been evicted
+            own = MatchLabels(own.query[:, -self.n_queries :], keys)
             if value is not None and not _same_labels(value, own):
                 raise ValueError(
                     f"the request's {name!r} labels were made from other tokens than this run's; "

@@ -21,7 +21,7 @@ from workbench.context import (
     request_across_texts,
 )
 from workbench.generation import Sampling
-from workbench.hooks import HookPoint
+from workbench.hooks import HookPoint, RunPositions
 from workbench.inputs import check_return_type
 from workbench.kernels import StatisticsRequest
 from workbench.kv_cache import KVCache
@@ -39,10 +39,19 @@ class HookedEncoderDecoder(HookedTransformer):
     The decoder is what a HookedTransformer is: ``blocks``, ``ln_final``, ``unembed`` and their hook points; its
     cross-attention is ``blocks.{l}.cross_attn`` (queries are the decoder's tokens, keys the encoder's). The encoder is
     ``encoder_blocks`` and ``encoder_ln_final``; its embeddings are ``hook_encoder_embed`` and
-    ``hook_encoder_pos_embed``. One W_E serves both.
+    ``hook_encoder_pos_embed``. One W_E serves both. In the hooks of ``cross_attn``, ``hook.position_ids`` are those of
+    the decoder's tokens and ``hook.key_position_ids`` those of the encoder's.
 
     Source: Vaswani et al. 2017, section 3.1.
     """
+
+    def setup(self) -> None:
+        """As HookedTransformer's; hooks on cross-attention learn where the tokens of both texts stand."""
+        super().setup()
+        self.cross_positions = RunPositions()
+        for name, hook in self.hook_dict.items():
+            if ".cross_attn." in name:
+                hook.run = self.cross_positions
 
     def _check_kind(self, cfg: TransformerConfig) -> None:
         if cfg.n_encoder_layers is None:
@@ -106,6 +115,7 @@ class HookedEncoderDecoder(HookedTransformer):
             encoder_output, attention_mask = self.encode(input, attention_mask=attention_mask, collector=of_encoder)
         memory_real = self._real_tokens(attention_mask, tuple(encoder_output.shape[:2]))
         memory = Memory(encoder_output, memory_real, collectors.get("cross"))
+        self.cross_positions.keys = self._position_ids(None, memory_real, None, tuple(encoder_output.shape[:2]))
         if kv_cache is not None and len(kv_cache) and not isinstance(decoder_input, Tensor):
             raise ValueError("text begins with the start token; continue what the kv_cache holds with token ids")
         tokens, decoder_attention_mask = self._read_decoder_input(
@@ -116,7 +126,7 @@ class HookedEncoderDecoder(HookedTransformer):
         real = self._real_tokens(decoder_attention_mask, tuple(tokens.shape))
         own = collectors.get("decoder")
         if kv_cache is not None:
-            self._check_cached_run(kv_cache, tokens.shape[1], return_type)
+            self._check_cached_run(kv_cache, return_type)
             normalized = self._run_cached(tokens, real, None, kv_cache, own, memory)
         else:
             position_ids = self._position_ids(None, real, None, tuple(tokens.shape))
@@ -132,6 +142,10 @@ class HookedEncoderDecoder(HookedTransformer):
             return logits
         loss = next_token_loss(logits, tokens, real, None, per_token=loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
+
+    def _run_blocks(self, residual: Tensor, contexts: Contexts, positions: Tensor, *arguments: Any) -> Tensor:
+        self.cross_positions.queries = positions
+        return super()._run_blocks(residual, contexts, positions, *arguments)
 
     def to_decoder_tokens(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.kv_cache import KVCache
 from workbench.tokens import check_tokens
@@ -50,8 +50,11 @@ class Sampling:
             raise ValueError(f"{given[0]} has no effect at temperature 0, which draws nothing; set temperature=1.0")
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What the next token is drawn from: logits [batch, d_vocab] → shares of 1 [batch, d_vocab]."""
-        scaled = logits.double() / self.temperature
+        """What the next token is drawn from: logits [batch, d_vocab] → float64 shares of 1 [batch, d_vocab]."""
+        if self.temperature == 0:
+            return nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
+        wide = logits.double()
+        scaled = (wide - wide.amax(dim=-1, keepdim=True)) / self.temperature  # at most 0: nothing overflows
         if self.top_k is not None:
             kth = scaled.topk(min(self.top_k, scaled.shape[-1])).values[:, -1:]
             scaled = scaled.masked_fill(scaled < kth, -torch.inf)
@@ -110,12 +113,16 @@ class GenerationMethods:
         """
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         if isinstance(input, Tensor):
+            if prepend_bos is not None:
+                raise ValueError("prepend_bos applies to text; the input is already tokens")
             tokens = check_tokens(input, self.cfg).to(self.cfg.device)
             real = self._real_tokens(attention_mask, tuple(tokens.shape))
             mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
             if not bool(mask[:, -1].all()):
                 raise ValueError("generate continues the last token of each row, so pads belong on the left")
         else:
+            if attention_mask is not None:
+                raise ValueError("text is padded and masked by the model; leave attention_mask out, or pass tokens")
             tokens, mask = self.to_tokens(
                 input, prepend_bos=prepend_bos, padding_side="left", return_attention_mask=True
             )
@@ -139,10 +146,10 @@ class GenerationMethods:
         eos = self.tokenizer.eos_token_id if self.tokenizer is not None and stop_at_eos else None
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         choose = sampling.chooser(tokens.device)
-        n_read = 0
+        scaling, n_read = self.cfg.rope_scaling, 0
         for _ in range(max_new_tokens):
-            scaling = self.cfg.rope_scaling
-            if scaling is not None and n_read and scaling.changes_between(len(cache), len(cache) + 1):
+            before, after = cache.length(), cache.length(mask[:, n_read:])
+            if n_read and scaling is not None and scaling.changes_between(before, after):
                 cache, n_read = KVCache(cache.window, cache.n_sink_tokens), 0  # what it holds was rotated otherwise
             logits = forward(tokens[:, n_read:], attention_mask=mask[:, n_read:], kv_cache=cache)
             n_read = tokens.shape[1]

@@ -116,7 +116,7 @@ class InputMethods:
             raise ValueError(f"token_type_ids must lie between 0 and {n_segments - 1}, got up to {int(given.max())}")
         return given.to(self.cfg.device, torch.int64)
 
-    def _check_cached_run(self, cache: KVCache, n_new: int, return_type: Any, **left_out: Any) -> None:
+    def _check_cached_run(self, cache: KVCache, return_type: Any, **left_out: Any) -> None:
         """Refuses what a cache cannot serve; ``left_out`` are arguments that must be None beside it."""
         cfg = self.cfg
         if not isinstance(cache, KVCache):
@@ -134,12 +134,23 @@ class InputMethods:
                 f"n_sink_tokens re-bases positions, but this model's are {cfg.positional_embedding_type} and part of "
                 "the embedding; use a model whose positions are rotary, alibi or relative"
             )
-        longest = len(cache) + n_new if cache.window is None else min(len(cache) + n_new, cache.window)
-        if cfg.rope_scaling is not None and len(cache) and cfg.rope_scaling.changes_between(len(cache), longest):
+        if cache.window is not None and "local" in cfg.layer_types and cfg.n_global_tokens > cache.n_sink_tokens:
             raise ValueError(
-                f"rope_scaling {cfg.rope_scaling.type!r} has other frequencies at {longest} tokens than at "
-                f"{len(cache)}, so what the kv_cache holds no longer fits; run the whole text with a new one"
+                f"the kv_cache's window would evict some of the {cfg.n_global_tokens} n_global_tokens that this model "
+                f"sees at any distance; pass KVCache(window=…, n_sink_tokens={cfg.n_global_tokens})"
             )
+
+    def _check_cached_length(self, cache: KVCache, new_real: Tensor) -> None:
+        """Refuses new tokens, bool [batch, new], that take a cache beyond what its keys and the context allow."""
+        before, after = cache.length(), cache.length(new_real)
+        scaling = self.cfg.rope_scaling
+        if scaling is not None and before and scaling.changes_between(before, after):
+            raise ValueError(
+                f"rope_scaling {scaling.type!r} has other frequencies at {after} tokens than at {before}, so what the "
+                "kv_cache holds no longer fits; run the whole text with a new one"
+            )
+        absolute = self.cfg.positional_embedding_type in ("learned", "sinusoidal")
+        self._check_context(torch.tensor([0, max(cache.length(new_real, with_evicted=absolute), 1) - 1]))
 
 
 def check_return_type(

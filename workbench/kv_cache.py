@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.config import TransformerConfig
 
@@ -36,13 +36,17 @@ class KVCache:
     - the last ``window`` tokens: ``KVCache(window=…)``
     - the first ``n_sink_tokens`` and the last ``window - n_sink_tokens``: StreamingLLM (Xiao et al. 2023, section 3.2)
 
-    With a window, positions (rotary, ALiBi, relative) count within the cache, so that a text of any length stays
-    within the trained context. A query then sees at most ``window`` tokens, its own included.
+    With a window, positions (rotary, ALiBi, relative, a layer's own window, distances in statistics) count within the
+    cache, so that a text of any length stays within the trained context. A query then sees at most ``window`` tokens,
+    its own included.
+
+    A run that is refused leaves the cache as it was. One that fails later, in a hook for example, leaves it unusable.
 
     Attributes:
         n_seen: int64 [batch], the real tokens that each row has read, kept or not.
         real: bool [batch, pos], which remembered columns hold a token.
         tokens: int64 [batch, pos], the remembered tokens.
+        previous: int64 [batch, pos], the token before each in its text, kept or not; −1 where there is none.
         positions: int64 [batch, pos], their positions in their texts, evicted tokens counted.
 
     Raises:
@@ -54,7 +58,9 @@ class KVCache:
     n_seen: Tensor | None = field(default=None, init=False)
     real: Tensor | None = field(default=None, init=False)
     tokens: Tensor | None = field(default=None, init=False)
+    previous: Tensor | None = field(default=None, init=False)
     positions: Tensor | None = field(default=None, init=False)
+    _is_running: bool = field(default=False, init=False)
     _layers: dict[int, _Layer] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -73,13 +79,6 @@ class KVCache:
     def __len__(self) -> int:
         """The remembered columns, pads included."""
         return 0 if self.real is None else self.real.shape[1]
-
-    @property
-    def has_gap(self) -> bool:
-        """Whether tokens between remembered ones have been evicted."""
-        if not self.n_sink_tokens or self.n_seen is None or self.real is None:
-            return False
-        return bool((self.n_seen > self.real.sum(dim=1)).any())
 
     @property
     def nbytes(self) -> int:
@@ -102,29 +101,54 @@ class KVCache:
         first = max(1, min(n_tokens, self.window - len(self)))
         return [slice(0, first), *(slice(i, i + 1) for i in range(first, n_tokens))]
 
-    def start(self, tokens: Tensor, real: Tensor | None) -> None:
-        """Makes room for new tokens [batch, new] and remembers them and which are ``real`` (None: all).
+    def length(self, new_real: Tensor | None = None, *, with_evicted: bool = False) -> int:
+        """The tokens that the longest row has read and kept, once it has read ``new_real`` [batch, new] as well."""
+        n_seen = 0 if self.n_seen is None else self.n_seen
+        n_new = 0 if new_real is None else new_real.sum(dim=1)
+        longest = int(torch.as_tensor(n_seen + n_new).max())
+        return longest if self.window is None or with_evicted else min(longest, self.window)
+
+    def check(self, new_real: Tensor) -> None:
+        """Whether the texts can go on with the tokens and pads of ``new_real``, bool [batch, new].
 
         Raises:
             ValueError: another batch than before, a pad behind a real token, or a cache that a failed run left behind.
         """
-        new_real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
-        if self.real is None or self.n_seen is None or self.tokens is None or self.positions is None:
-            self.n_seen = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
-            self.real, self.tokens, self.positions = new_real[:, :0], tokens[:, :0], tokens[:, :0]
-        if len(self.n_seen) != len(tokens):
-            raise ValueError(f"the kv_cache holds {len(self.n_seen)} texts, but the input has {len(tokens)}")
-        if any(layer.keys is not None and layer.keys.shape[1] != len(self) for layer in self._layers.values()):
-            raise ValueError("a run with this kv_cache failed halfway, so its layers differ; start with a new cache")
-        started = torch.cat((self.n_seen[:, None] > 0, new_real[:, :-1]), dim=1).cummax(dim=1).values
+        if self._is_running:
+            raise ValueError(
+                "a run with this kv_cache failed halfway, so some layers may lack tokens that others hold; "
+                "start with a new cache"
+            )
+        started = torch.zeros_like(new_real[:, :1])
+        if self.n_seen is not None:
+            if len(self.n_seen) != len(new_real):
+                raise ValueError(f"the kv_cache holds {len(self.n_seen)} texts, but the input has {len(new_real)}")
+            started = self.n_seen[:, None] > 0
+        started = torch.cat((started, new_real[:, :-1]), dim=1).cummax(dim=1).values
         if bool((started & ~new_real).any()):
             raise ValueError("with a kv_cache pads must come before the first real token of a row: pad on the left")
+
+    def start(self, tokens: Tensor, real: Tensor) -> None:
+        """Makes room for new tokens [batch, new] and remembers them and which are ``real``; layers then extend."""
+        self._is_running = True
+        if self.real is None or self.tokens is None or self.previous is None or self.positions is None:
+            self.n_seen = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+            self.real, nothing = real[:, :0], tokens[:, :0]
+            self.tokens = self.previous = self.positions = nothing
+        assert self.n_seen is not None
+        labels = torch.cat((self.tokens.masked_fill(~self.real, -1), tokens.masked_fill(~real, -1)), dim=1)
+        before = nn.functional.pad(labels, (1, 0), value=-1)[:, len(self) : -1]
+        positions = self.n_seen[:, None] + real.long().cumsum(dim=1) - real.long()
         self._evict(tokens.shape[1])
-        positions = self.n_seen[:, None] + new_real.long().cumsum(dim=1) - new_real.long()
-        self.n_seen = self.n_seen + new_real.sum(dim=1)
-        self.real = torch.cat((self.real, new_real), dim=1)
+        self.n_seen = self.n_seen + real.sum(dim=1)
+        self.real = torch.cat((self.real, real), dim=1)
         self.tokens = torch.cat((self.tokens, tokens), dim=1)
+        self.previous = torch.cat((self.previous, before), dim=1)
         self.positions = torch.cat((self.positions, positions), dim=1)
+
+    def finish(self) -> None:
+        """All layers have read what was started; without this the next ``check`` refuses."""
+        self._is_running = False
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Remembers new keys and values [batch, new, n_key_value_heads, d_head]; returns those of all columns."""
@@ -143,14 +167,13 @@ class KVCache:
 
     def _evict(self, n_new: int) -> None:
         """Drops the oldest columns but the sink tokens, so that ``n_new`` more fit the window."""
-        assert self.real is not None and self.tokens is not None and self.positions is not None
+        assert self.real is not None and self.tokens is not None
+        assert self.previous is not None and self.positions is not None
         surplus = 0 if self.window is None else len(self) + n_new - self.window
         if surplus <= 0:
             return
         length, n_sink = len(self), self.n_sink_tokens
-        n_recent = length - surplus - n_sink
-        if n_recent < 0:
-            raise ValueError(f"a piece of {n_new} tokens does not fit the window of {self.window}")
+        n_recent = length - surplus - n_sink  # not negative: ``pieces`` has cut the text
         # Each row keeps its own first real tokens; where these are still recent, a pad holds their place.
         rank = self.real.long().cumsum(dim=1)
         order = torch.where(self.real & (rank <= n_sink), rank, length + 1)
@@ -163,7 +186,9 @@ class KVCache:
         # Pads must lie on the left: rows that still miss sink tokens move their pads there.
         packed = self.real.long().argsort(dim=1, stable=True)
         self.real, columns = self.real.gather(1, packed), columns.gather(1, packed)
-        self.tokens, self.positions = self.tokens.gather(1, columns), self.positions.gather(1, columns)
+        self.tokens, self.previous, self.positions = (
+            held.gather(1, columns) for held in (self.tokens, self.previous, self.positions)
+        )
         wide = columns[:, :, None, None]
         for layer in self._layers.values():
             if layer.keys is not None and layer.values is not None:
