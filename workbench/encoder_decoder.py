@@ -171,7 +171,7 @@ class HookedEncoderDecoder(HookedTransformer):
         return self._fill_up(rows, padding_side, return_attention_mask)
 
     def _read_decoder_input(
-        self, decoder_input: Any, attention_mask: Tensor | None, batch: int
+        self, decoder_input: Any, attention_mask: Tensor | None, batch: int, padding_side: PaddingSide = "right"
     ) -> tuple[Tensor, Tensor | None]:
         if isinstance(decoder_input, Tensor):
             return self._read_input(decoder_input, None, attention_mask, None, None)
@@ -179,7 +179,7 @@ class HookedEncoderDecoder(HookedTransformer):
             raise ValueError("text is padded and masked by the model; leave decoder_attention_mask out, or pass tokens")
         if decoder_input is None:
             return torch.full((batch, 1), self._start_token(), device=self.cfg.device), None
-        return self.to_decoder_tokens(decoder_input, return_attention_mask=True)
+        return self.to_decoder_tokens(decoder_input, padding_side=padding_side, return_attention_mask=True)
 
     def _start_token(self) -> int:
         if self.cfg.decoder_start_token_id is None:
@@ -224,8 +224,7 @@ class HookedEncoderDecoder(HookedTransformer):
         self.run_positions.queries = self.run_positions.keys = position_ids
         for block in self.encoder_blocks:
             residual = block(residual, Contexts({"global": context}))
-        normalized = self.encoder_ln_final(residual)
-        return nn.functional.dropout(normalized, self.cfg.dropout, self.training), real
+        return self.encoder_ln_final(residual), real
 
     def run_with_statistics(
         self,
@@ -259,6 +258,7 @@ class HookedEncoderDecoder(HookedTransformer):
         input: str | Sequence[str] | Tensor,
         max_new_tokens: int = 20,
         *,
+        decoder_input: str | Sequence[str] | Tensor | None = None,
         attention_mask: Tensor | None = None,
         stop_at_eos: bool = True,
         temperature: float = 0.0,
@@ -267,29 +267,42 @@ class HookedEncoderDecoder(HookedTransformer):
         seed: int | None = None,
         kv_cache: KVCache | None = None,
     ) -> Any:
-        """The decoder's text for what the encoder reads, from the model's start token on; else as HookedTransformer's.
+        """The decoder's text for what the encoder reads, else as HookedTransformer's.
 
-        The encoder runs once, the decoder token by token.
+        The encoder runs once, the decoder token by token. It never picks its start token, which is also a pad: Marian
+        leaves that token's logit untrained.
+
+        Args:
+            decoder_input: what the decoder's text begins with: text or several texts, or token ids [batch, decoder pos]
+                that begin with the start token. None is that token alone.
 
         Returns:
-            The decoder's text, a list of texts, or its tokens [batch, 1 + new], the start token included.
+            The decoder's text, a list of texts, or its tokens [batch, decoder pos + new], as the input was.
 
         Raises:
             ValueError: as HookedTransformer's.
         """
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         encoder_output, real = self.encode(input, attention_mask=attention_mask)
-        start = torch.full((len(encoder_output), 1), self.cfg.decoder_start_token_id, device=self.cfg.device)
+        batch = len(encoder_output)
+        tokens, mask = self._read_decoder_input(decoder_input, None, batch, padding_side="left")
+        if len(tokens) != batch:
+            raise ValueError(f"decoder_input has {len(tokens)} texts, but the encoder read {batch}")
 
         def decode(tokens: Tensor, *, attention_mask: Tensor, kv_cache: KVCache) -> Tensor:
-            return self(
+            logits = self(
                 encoder_output=encoder_output, attention_mask=real, decoder_input=tokens,
                 decoder_attention_mask=attention_mask, kv_cache=kv_cache,
             )  # fmt: skip
+            if self.cfg.decoder_start_token_id is not None:
+                logits[..., self.cfg.decoder_start_token_id] = -torch.inf
+            return logits
 
-        everything = torch.ones_like(start, dtype=torch.bool)
-        tokens, _ = self._continue(decode, start, everything, max_new_tokens, sampling, stop_at_eos, kv_cache)
+        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        tokens, mask = self._continue(decode, tokens, mask, max_new_tokens, sampling, stop_at_eos, kv_cache)
         if isinstance(input, Tensor):
             return tokens
-        texts = [self.tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
+        texts = [
+            self.tokenizer.decode(row[kept], skip_special_tokens=True) for row, kept in zip(tokens, mask, strict=True)
+        ]
         return texts[0] if isinstance(input, str) else texts
