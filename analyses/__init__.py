@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from workbench.analyses.result import load_result as load_result
     from workbench.analyses.sinks import AttentionSinks as AttentionSinks
     from workbench.analyses.sinks import attention_sinks as attention_sinks
+    from workbench.analyses.tasks import PromptSet as PromptSet
 
 _MODULE_OF = {
     "AttentionSinks": "sinks",
     "HeadPattern": "patterns",
     "HeadStatistics": "heads",
     "InductionHeads": "induction",
+    "PromptSet": "tasks",
     "Provenance": "result",
     "Quantity": "result",
     "RepeatedTokens": "prompts",

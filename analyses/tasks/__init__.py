@@ -1,0 +1,3 @@
+"""Tasks with known right answers."""
+
+from workbench.analyses.tasks.prompt_set import PromptSet as PromptSet
