@@ -46,8 +46,12 @@ class HeadWeights(nn.Module):
         return rotate(x, rotation, adjacent_pairs=self.cfg.rotary_adjacent_pairs)
 
     def _normalise(self, x: Tensor, norm: Norm) -> Tensor:
-        """x [batch, pos, head, d_head], normalised within each head or across all of them."""
-        return norm(x) if self.cfg.qk_norm == "per_head" else norm(x.flatten(2)).view_as(x)
+        """x [batch, pos, head, d_head], normalised within each head or across all of them; its type stays.
+
+        Under torch.autocast x is narrower than the gain.
+        """
+        normalised = norm(x) if self.cfg.qk_norm == "per_head" else norm(x.flatten(2)).view_as(x)
+        return normalised.to(x.dtype)
 
     def out(self, z: Tensor) -> Tensor:
         """Σ_heads z W_O + b_O: z [batch, pos, n_heads, d_head] → [batch, pos, d_model]; each head's part on request."""
