@@ -85,20 +85,26 @@ def test_greedy_generation_equals_transformers(
     assert begun.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("ablated", [None, "blocks.0.attn.hook_z", "blocks.1.cross_attn.hook_z"])
 @pytest.mark.parametrize("size", [1, 7, 20])
 def test_cached_decoding_equals_one_pass(
-    model: HookedEncoderDecoder, texts: tuple[torch.Tensor, torch.Tensor], size: int
+    model: HookedEncoderDecoder, texts: tuple[torch.Tensor, torch.Tensor], size: int, ablated: str | None
 ) -> None:
+    """In pieces of any size, also without one head."""
     tokens, mask = texts
     decoder_tokens = torch.randint(3, D_VOCAB, (2, 20))
-    expected = model(tokens, attention_mask=mask, decoder_input=decoder_tokens)
-    encoder_output, real = model.encode(tokens, attention_mask=mask)
-    cache = KVCache()
-    pieces = [
-        model(encoder_output=encoder_output, attention_mask=real, decoder_input=piece, kv_cache=cache)
-        for piece in decoder_tokens.split(size, dim=1)
-    ]
+    without_head = [] if ablated is None else [(ablated, lambda z, hook: z.index_fill(2, torch.tensor([1]), 0.0))]
+    with model.hooks(fwd_hooks=without_head):
+        expected = model(tokens, attention_mask=mask, decoder_input=decoder_tokens)
+        encoder_output, real = model.encode(tokens, attention_mask=mask)
+        cache = KVCache()
+        pieces = [
+            model(encoder_output=encoder_output, attention_mask=real, decoder_input=piece, kv_cache=cache)
+            for piece in decoder_tokens.split(size, dim=1)
+        ]
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-4, atol=1e-4)
+    if ablated is not None:
+        assert not torch.allclose(model(tokens, attention_mask=mask, decoder_input=decoder_tokens), expected)
 
 
 def test_the_decoder_reads_text_from_its_start_token_on(model: HookedEncoderDecoder) -> None:

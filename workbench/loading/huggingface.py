@@ -75,7 +75,7 @@ def folder_checkpoint(folder: Path, *, tokenizer: Any = None, revision: str | No
         raise CorruptWeightsError(
             f"{config_path} holds no attributes of a model, but {hf_config!r:.40}; download it again"
         )
-    paths = _weight_files(folder)
+    paths = _weight_files(folder, hf_config)
     tensors = SafetensorsFiles(paths)
     return Checkpoint(
         hf_config=hf_config,
@@ -116,7 +116,8 @@ def model_checkpoint(model: nn.Module, *, tokenizer: Any = None) -> Checkpoint:
 
 
 # Subfolders and consolidated files hold the same weights in other formats.
-_MODEL_FILES, _SAME_WEIGHTS = ("*.safetensors", "*.json", "*.model", "*.txt"), ("*/*", "consolidated*")
+_MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.spm", "*.txt")
+_SAME_WEIGHTS = ("*/*", "consolidated*")
 
 
 def download_from_hub(repo_id: str, revision: str | None = None, *, files: Sequence[str] = _MODEL_FILES) -> Path:
@@ -187,7 +188,7 @@ def digest(paths: Iterable[Path]) -> str:
     return f"sha256:{total.hexdigest()[:16]}"
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path, hf_config: Mapping[str, Any]) -> list[Path]:
     """model.safetensors, the shards that the index names, or the folder's only safetensors file."""
     if (single := folder / "model.safetensors").is_file():
         return [single]
@@ -211,9 +212,11 @@ def _weight_files(folder: Path) -> list[Path]:
         )
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if pickles:
+        named = hf_config.get("architectures")
+        kind = named[0] if isinstance(named, list) and named else "AutoModelForCausalLM"
         raise ModelNotFoundError(
             f"the folder {folder} has weights only as a pickle ({pickles[0]}), which can run code when it is opened; "
-            "convert it: transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+            f"convert it: transformers.{kind}.from_pretrained(folder).save_pretrained(folder)"
         )
     raise ModelNotFoundError(f"the folder {folder} has no weights: expected model.safetensors or {_INDEX}")
 
