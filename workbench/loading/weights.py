@@ -141,24 +141,41 @@ def convert_weights(
     for done, (name, (rule, targets, expert)) in enumerate(plan.items()):
         if progress is not None:
             progress("Loading weights", done, len(plan))
-        tensor = source[name]
-        if not tensor.is_floating_point() or tensor.is_meta:
-            state_of = "is not in memory" if tensor.is_meta else f"is {tensor.dtype}, not floating point"
-            raise CorruptWeightsError(f"{described_as}: {name} {state_of}; load unquantised weights")
-        try:
-            results = rule.op(tensor, cfg)
-        except (RuntimeError, IndexError):  # torch's own words name sizes but no tensor
-            raise CorruptWeightsError(_wrong_shape(described_as, name, tensor)) from None
-        for target, result in zip(targets, (results,) if isinstance(results, Tensor) else results, strict=True):
-            if result.shape != (expected[target] if expert is None else expected[target][1:]):
-                raise CorruptWeightsError(_wrong_shape(described_as, name, tensor))
-            if expert is None:
-                state[target] = result.detach().to(device=cfg.device, dtype=cfg.dtype, copy=True)
-                continue
-            if target not in state:
-                state[target] = torch.empty(expected[target], device=cfg.device, dtype=cfg.dtype)
-            state[target][expert] = result.detach()
+        shapes = {target: expected[target] for target in targets}
+        _fill(state, shapes, source, name, rule, expert, cfg, described_as)
     return state
+
+
+def _fill(
+    state: dict[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+    source: Mapping[str, Tensor],
+    name: str,
+    rule: WeightRule,
+    expert: int | None,
+    cfg: TransformerConfig,
+    described_as: str,
+) -> None:
+    """Reads and converts one tensor. It is released on return, before the next is read."""
+    tensor = source[name]
+    if not tensor.is_floating_point() or tensor.is_meta:
+        state_of = "is not in memory" if tensor.is_meta else f"is {tensor.dtype}, not floating point"
+        raise CorruptWeightsError(f"{described_as}: {name} {state_of}; load unquantised weights")
+    try:
+        results = rule.op(tensor, cfg)
+    except (RuntimeError, IndexError):  # torch's own words name sizes but no tensor
+        raise CorruptWeightsError(_wrong_shape(described_as, name, tensor)) from None
+    for (target, shape), result in zip(
+        shapes.items(), (results,) if isinstance(results, Tensor) else results, strict=True
+    ):
+        if result.shape != (shape if expert is None else shape[1:]):
+            raise CorruptWeightsError(_wrong_shape(described_as, name, tensor))
+        if expert is None:
+            state[target] = result.detach().to(device=cfg.device, dtype=cfg.dtype, copy=True)
+            continue
+        if target not in state:
+            state[target] = torch.empty(shape, device=cfg.device, dtype=cfg.dtype)
+        state[target][expert] = result.detach()
 
 
 def differing(source: Mapping[str, Tensor], pair: tuple[str, str], prefix: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -38,20 +39,26 @@ def test_every_target_is_filled_and_owns_its_memory() -> None:
     assert sum(tensor.untyped_storage().nbytes() for tensor in state.values()) == 4 * (18 + 2 * 180)
 
 
-def test_tensors_are_read_one_by_one_and_once() -> None:
+def test_tensors_are_read_once_and_released_before_the_next() -> None:
+    """So that beside the result never more than one of them is in memory."""
+
     class Counting(Mapping[str, Tensor]):
         def __init__(self) -> None:
-            self.tensors, self.reads = _source(), []  # type: ignore[var-annotated]
+            self.reads: list[str] = []
+            self.alive: list[weakref.ref[Tensor]] = []
 
         def __getitem__(self, name: str) -> Tensor:
+            assert not any(tensor() is not None for tensor in self.alive), f"{self.reads[-1]} is still there"
             self.reads.append(name)
-            return self.tensors[name]
+            tensor = _source()[name]
+            self.alive.append(weakref.ref(tensor))
+            return tensor
 
         def __iter__(self) -> Iterator[str]:
-            return iter(self.tensors)
+            return iter(_source())
 
         def __len__(self) -> int:
-            return len(self.tensors)
+            return len(_source())
 
     source = Counting()
     convert_weights(source, RULES, CFG, EXPECTED)
