@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -142,3 +145,21 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("case", CASES)
 def test_family(case: str, check_family: Callable[..., HookedTransformer]) -> None:
     check_family(*CASES[case], std=0.2)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_in_shards_of_half_precision(
+    case: str, build_random: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    """Mixtral and Qwen3-MoE have a tensor for each expert on disk, which may lie in different files."""
+    half = build_random(*CASES[case]).to(torch.bfloat16)
+    half.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = list(tmp_path.glob("*.safetensors"))
+    names = [name for path in shards for name in load_file(path)]
+    assert len(shards) > 5 and any("experts.3." in name for name in names) == (case != "gpt_oss")
+    model = HookedTransformer.from_pretrained(tmp_path)
+    assert model.cfg.weights_description == "bfloat16, cast to float32"
+    expected = HookedTransformer.from_pretrained(half.float()).state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
