@@ -19,7 +19,8 @@ class LinearAttention(HeadWeights):
 
     The sums run over the keys j that query i sees: all real ones up to i, or all real ones where attention is
     bidirectional (a window is not heeded). φ(x) = elu(x) + 1, elementwise. q is not scaled: ``attn_scale`` and
-    ``attn_temperature`` are those of a softmax. QK-norm and rotary positions act before φ.
+    ``attn_temperature`` are those of a softmax. QK-norm and rotary positions act before φ, which does not commute with
+    rotations: here, unlike in a softmax layer, rotary scores are not of offsets alone.
 
     Time and memory grow linearly with the text. A hook on ``hook_pattern`` makes this layer compute the equal quadratic
     form instead: [batch, n_heads, query, key], rows sum to 1, and what the hook returns multiplies v.
