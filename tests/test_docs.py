@@ -13,6 +13,8 @@ import pytest
 import workbench.analyses
 from workbench.analyses.scores import SCORES
 from workbench.kernels import StatisticsRequest
+from workbench.loading.families import FAMILIES
+from workbench.loading.families.native import MODEL_TYPE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -76,6 +78,13 @@ def test_every_statistic_is_defined_and_every_analysis_introduced() -> None:
     for name in workbench.analyses.__all__:
         if name.islower():
             assert name in README, f"README.md does not mention the analysis {name}"
+
+
+def test_every_family_has_a_measured_row() -> None:
+    table = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Families")[2]
+    rows = re.findall(r"^\| (\w+) \|.*\| (\S+) \| (\S+) \| (\S+) \|$", table, flags=re.MULTILINE)
+    assert {row[0] for row in rows} - {"model_type"} == FAMILIES.keys() - {MODEL_TYPE}
+    assert all(float(error) < 1e-4 for row in rows if row[0] != "model_type" for error in row[1:] if error != "–")
 
 
 def test_every_dependency_has_its_reason_and_its_pin() -> None:

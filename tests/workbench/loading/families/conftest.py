@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from workbench import HookedTransformer, TransformerConfig
 from workbench.config import MixtureOfExperts, RopeScaling
-from workbench.loading.families import FAMILIES
+from workbench.kv_cache import KVCache
+from workbench.loading.families import FAMILIES, native
 from workbench.parity import ParityErrors, measure_parity
 from workbench.testing import check_hook_contract
 
@@ -33,8 +35,9 @@ def check_family(
     """``check_family(kind, config, std=0.3, **hf_arguments)`` converts a random transformers model; returns ours.
 
     It checks logits, residual streams and patterns against transformers without pads, with pads on the left and on the
-    right; the hook contract; and that the model comes back the same from a folder that transformers wrote and from one
-    that we wrote. ``hf_arguments`` go to the transformers model's call.
+    right; the hook contract; of decoders that a cache changes nothing and greedy generation equals transformers'; and
+    that the model comes back the same from a folder that transformers wrote and from one that we wrote.
+    ``hf_arguments`` go to the transformers model's call.
     """
 
     def check(
@@ -43,10 +46,10 @@ def check_family(
         reference = build_random(kind, config, std)
         model = HookedTransformer.from_pretrained(reference)
         generator = torch.Generator().manual_seed(1)
-        tokens = torch.randint(3, config.vocab_size, (2, N_POSITIONS), generator=generator)  # 0, 1, 2 may be special
+        tokens = torch.randint(3, model.cfg.d_vocab, (2, N_POSITIONS), generator=generator)  # 0, 1, 2 may be special
         extra: dict[str, Any] = {}
         if model.cfg.n_encoder_layers is not None:
-            extra["decoder_tokens"] = torch.randint(3, config.vocab_size, (2, N_POSITIONS - 1), generator=generator)
+            extra["decoder_tokens"] = torch.randint(3, model.cfg.d_vocab, (2, N_POSITIONS - 1), generator=generator)
         measured = []
         for padding in (None, slice(N_PADS), slice(-N_PADS, None)):
             real = torch.ones_like(tokens, dtype=torch.bool)
@@ -62,16 +65,35 @@ def check_family(
 
         decoder = {"decoder_input": extra["decoder_tokens"][:, :12]} if extra else {}
         check_hook_contract(model, tokens[:, :20], **decoder)
+        if not extra and model.cfg.attention_dir == "causal" and model.cfg.use_unembed:
+            _check_cached(model, tokens[:, :50])
+            _check_generation(model, reference, tokens[:, :9])
         reference.save_pretrained(tmp_path / "theirs")
-        folders = ["theirs"]
-        if hasattr(model, "save_pretrained"):
-            model.save_pretrained(tmp_path / "ours")
-            folders.append("ours")
-        for folder in folders:
+        model.save_pretrained(tmp_path / "ours")
+        for folder in ("theirs", "ours"):
             _assert_same(HookedTransformer.from_pretrained(tmp_path / folder), model)
         return model
 
     return check
+
+
+def _check_cached(model: HookedTransformer, tokens: Tensor) -> None:
+    """Read in pieces of 1, of 7 and at once, with the pads of one row on the left: the same logits."""
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    real[1, :5] = False
+    whole = model(tokens, attention_mask=real)[real]
+    for size in (1, 7, tokens.shape[1]):
+        cache = KVCache()
+        pieces = zip(tokens.split(size, dim=1), real.split(size, dim=1), strict=True)
+        logits = torch.cat([model(piece, attention_mask=mask, kv_cache=cache) for piece, mask in pieces], dim=1)
+        error = (logits[real] - whole).abs().max() / whole.abs().max()
+        assert error < TOLERANCE, f"pieces of {size}: {error}"
+
+
+def _check_generation(model: HookedTransformer, reference: PreTrainedModel, prompt: Tensor) -> None:
+    reference.generation_config.eos_token_id = None
+    theirs = reference.generate(prompt, max_new_tokens=64, do_sample=False, pad_token_id=0)
+    assert torch.equal(model.generate(prompt, max_new_tokens=64), theirs)
 
 
 def _assert_same(left: HookedTransformer, right: HookedTransformer) -> None:
@@ -86,12 +108,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not session.config.getoption("--write-family-table"):
         return
     rows = session.config.stash.get(_ROWS, [])
-    if missing := FAMILIES.keys() - {model_type for model_type, _, _ in rows}:
+    if missing := FAMILIES.keys() - {native.MODEL_TYPE} - {model_type for model_type, _, _ in rows}:
         raise pytest.UsageError(f"the table lacks {', '.join(sorted(missing))}: run all of {Path(__file__).parent}")
     lines = ["| model_type | options | logits | residual | pattern |", "|---|---|---|---|---|"]
     for model_type, cfg, errors in sorted(rows, key=lambda row: row[0]):
-        numbers = " | ".join(f"{getattr(errors, field.name):.0e}" for field in dataclasses.fields(errors))
-        lines.append(f"| {model_type} | {', '.join(_options(cfg))} | {numbers} |")
+        numbers = [f"{getattr(errors, field.name):.0e}" for field in dataclasses.fields(errors)]
+        if not cfg.use_unembed:
+            numbers[0] = "–"
+        lines.append(f"| {model_type} | {', '.join(_options(cfg))} | {' | '.join(numbers)} |")
     document = ROOT / "ARCHITECTURE.md"
     before, _, rest = document.read_text(encoding="utf-8").partition(TABLE_START)
     after = rest.partition(TABLE_END)[2]
@@ -99,24 +123,31 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     document.write_text(before + table + after, encoding="utf-8")
 
 
+_SAY_IT_ALL = ("attention_dir", "normalization_type", "positional_embedding_type")  # fields whose value needs no name
+_BIASES = {"use_qkv_bias": "qkv", "use_attn_out_bias": "attn_out", "use_mlp_bias": "mlp", "use_unembed_bias": "unembed"}
+_SIZES = ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "n_ctx", "n_key_value_heads")
+_NO_OPTIONS = (*_SIZES, *_PROVENANCE, *_BIASES, "init_mode", "initializer_range", "decoder_start_token_id")
+
+
 def _options(cfg: TransformerConfig) -> Iterator[str]:
     """What a configuration switches on, apart from sizes."""
     if cfg.n_key_value_heads != cfg.n_heads:
         yield f"{cfg.n_heads} query heads on {cfg.n_key_value_heads}"
-    sizes = ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "n_ctx", "n_key_value_heads")
     for field in dataclasses.fields(cfg):
         name, value = field.name, getattr(cfg, field.name)
-        if not field.compare or name in (*sizes, *_PROVENANCE, "init_mode", "initializer_range"):
+        if not field.compare or name in _NO_OPTIONS or value == field.default:
             continue
-        if value == field.default:
-            continue
-        if isinstance(value, bool):
-            yield f"`{name}`" if value else f"`{name}` off"
+        if name in _SAY_IT_ALL:
+            yield value
+        elif isinstance(value, bool):
+            yield f"`{name}`" if value else f"no `{name.removeprefix('use_')}`"
         elif isinstance(value, RopeScaling):
             yield f"`{name}` {value.type}"
         elif isinstance(value, MixtureOfExperts):
             yield f"`{name}` {value.n_experts_per_token} of {value.n_experts}"
         elif isinstance(value, tuple):
-            yield f"`{name}`" if isinstance(value[0], float) else f"`{name}` {', '.join(value)}"
+            yield f"`{name}` {', '.join(value)}"
         else:
-            yield f"`{name}` {round(value, 4) if isinstance(value, float) else value}"
+            yield f"`{name}` {format(value, '.4g') if isinstance(value, float) else value}"
+    if biases := [place for name, place in _BIASES.items() if getattr(cfg, name)]:
+        yield f"biases ({', '.join(biases)})"
