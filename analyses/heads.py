@@ -13,7 +13,8 @@ from workbench.analyses.labels import HEAD_SCORES
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.scores import MIN_FOR_INTERVAL, SCORES, measure_heads
-from workbench.analyses.sinks import MIN_LATER_QUERIES
+from workbench.analyses.sinks import MIN_OTHER_QUERIES
+from workbench.analyses.support import check_model
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -21,6 +22,7 @@ class HeadStatistics(Result):
     """Scores [layer, head] (the names of SCORES), with ``…_low`` and ``…_high`` where 20 sequences or more count.
 
     ``received`` [layer, head, key] is the mean weight that each key position gets from the real queries that see it.
+    ``virtual_sink_mass`` is there for models with learned sinks only.
     """
 
     kind: ClassVar[str] = "head_statistics"
@@ -29,8 +31,8 @@ class HeadStatistics(Result):
 
     @property
     def figure_kinds(self) -> tuple[str, ...]:
-        """Attention received is drawn where some key has enough later queries."""
-        evaluated = "received" in self and self["received"].shape[2] > MIN_LATER_QUERIES
+        """Attention received is drawn where enough queries see some key."""
+        evaluated = "n_other_queries" in self and (self["n_other_queries"] >= MIN_OTHER_QUERIES).any()
         return self.all_figure_kinds if evaluated else ("map", "scatter")
 
     @property
@@ -55,9 +57,9 @@ class HeadStatistics(Result):
             layer, head = self.top(name, 1)[0]
             lines.append(
                 f"{name + self._which(name):<28}{self[name][layer, head]:>z9.3f}  {f'L{layer}H{head}':<10}"
-                f"{self[name].mean():>z14.3f}{self.coverage[name]:>11.0%}"
+                f"{np.nanmean(self[name]):>z14.3f}{self.coverage[name]:>11.0%}"
             )
-        if absent := [name for name in SCORES if name not in self.score_names]:
+        if absent := [name for name in SCORES if name in self and name not in self.score_names]:
             lines.append(f"Without a value, as no query of these inputs counts: {', '.join(absent)}.")
         if self.provenance.n_sequences < MIN_FOR_INTERVAL:
             lines.append(f"Fewer than {MIN_FOR_INTERVAL} sequences: no intervals.")
@@ -66,6 +68,8 @@ class HeadStatistics(Result):
     def _score(self, name: str) -> np.ndarray:
         if name not in SCORES:
             raise ValueError(f"score must be one of {', '.join(SCORES)}, got {name!r}")
+        if name not in self:
+            raise ValueError(f"this model has no {name}: {SCORES[name].definition}")
         if name not in self.score_names:
             raise ValueError(f"no query of these inputs counts for {name}: {self.quantities[name].definition}")
         return self[name]
@@ -111,8 +115,9 @@ class HeadStatistics(Result):
         from workbench.analyses import figures
 
         received = self["received"].copy()
-        received[..., max(received.shape[2] - MIN_LATER_QUERIES, 0) :] = np.nan  # means over a few queries
-        missing = f"not evaluated: fewer than {MIN_LATER_QUERIES} later queries"
+        few = self["n_other_queries"] < MIN_OTHER_QUERIES  # [layer, key]
+        received[np.broadcast_to(few[:, None], received.shape)] = np.nan  # means over a few queries
+        missing = f"not evaluated: seen by fewer than {MIN_OTHER_QUERIES} other queries"
         figure = figures.position_map(received, label="mean weight received", missing=missing, theme=theme)
         return Drawing(figure, "Attention that each key position receives, every head", self.define("received"))
 
@@ -142,8 +147,10 @@ def head_statistics(
         progress: called with the fraction done and what was done.
 
     Raises:
-        ValueError: inputs that the model refuses, a sequence without a real token, or an option out of its range.
+        ValueError: a model without attention weights (see ARCHITECTURE.md), inputs that the model refuses, a sequence
+            without a real token, or an option out of its range.
     """
+    check_model(model)
     if sink_keys < 1:
         raise ValueError(f"sink_keys must be at least 1, got {sink_keys}")
     if not 0 < confidence < 1:
@@ -165,6 +172,12 @@ def head_statistics(
         ("layer", "head", "key"),
         "share of 1",
         "weight that the key-th real token gets, mean over the real queries that see it, then over sequences",
+    )
+    quantities["n_other_queries"] = Quantity(
+        measured.n_other_queries,
+        ("layer", "key"),
+        "queries",
+        "how many queries besides its own see the key-th real token, in the sequence where most do",
     )
     return HeadStatistics(
         quantities=quantities,

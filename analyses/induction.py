@@ -23,6 +23,7 @@ from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
 from workbench.analyses.scores import SCORES, earlier_occurrences, measure_heads, reaches
+from workbench.analyses.support import check_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,8 +209,10 @@ def induction_heads(
         progress: called with the fraction done and what was done.
 
     Raises:
-        ValueError: what repeated_random_tokens refuses, or an option out of its range.
+        ValueError: a bidirectional model, one without a language-model head or without attention weights (see
+            ARCHITECTURE.md), what repeated_random_tokens refuses, or an option out of its range.
     """
+    check_model(model, predicts=True)
     n_heads = model.cfg.n_layers * model.cfg.n_heads
     n_ablated = min(5, n_heads) if n_ablated is None else n_ablated
     if not 0 <= n_ablated <= n_heads:
@@ -261,7 +264,7 @@ def induction_heads(
 def _uniform_score(sequences: Sequences) -> Quantity:
     n_targets = earlier_occurrences(sequences).n_targets.double()  # [sequence, pos]
     share = n_targets / torch.arange(1, n_targets.shape[1] + 1)
-    definition = "prefix matching of a head that spreads its weight evenly over the keys it sees"
+    definition = "prefix matching of a head that spreads its weight evenly over the query's token and all before it"
     return Quantity(np.array(float(share[n_targets > 0].mean())), (), "share of 1", definition)
 
 

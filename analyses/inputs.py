@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from workbench.analyses.prompts import DescribedTokens, chunked_text, quoted
+import torch
+
+from workbench.analyses.prompts import DescribedTokens, chunked_text, quoted, text_frame
 from workbench.errors import WorkbenchError
 
 _NOT_IN_TEXT = frozenset(range(32)) - frozenset(b"\t\n\v\f\r\x1b")  # bytes, in any of the encodings of one byte
@@ -34,11 +36,11 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def text_to_tokens(model: Any, text: str, max_tokens: int | None, *, shorten: str) -> DescribedTokens:
-    """Token ids [1, pos] of a text, BOS first where the tokenizer has one, and how much of the text they are.
+    """Token ids [1, pos] of a text, as the model reads it, and how much of the text they are.
 
     Args:
-        max_tokens: keeps so many tokens, BOS included, as far as the model's context holds them; None keeps the whole
-            text.
+        max_tokens: keeps so many tokens, BOS or an encoder's template included, as far as the model's context holds
+            them; None keeps the whole text.
         shorten: how the user shortens a text, for the error on one that is too long.
 
     Raises:
@@ -68,18 +70,22 @@ def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: 
     n_wanted = n_tokens if max_tokens is None else min(n_tokens, max_tokens)
     if n_wanted <= length:
         return _beginning(model, text, n_wanted, n_tokens)
-    n_bos = int(model.tokenizer.bos_token_id is not None)  # each sequence starts with its own
-    tokens = chunked_text(model, text, length=length, max_chunks=(n_wanted - n_bos) // (length - n_bos))
+    frame = text_frame(model)  # each sequence has its own
+    n_own = length - len(frame)
+    tokens = chunked_text(model, text, length=length, max_chunks=(n_wanted - len(frame)) // n_own)
     description = (
-        f"{quoted(text)} in sequences of {'BOS and ' * n_bos}{length - n_bos} tokens, "
-        f"{len(tokens) * (length - n_bos):,} of the text's {n_tokens - n_bos:,}"
+        f"{quoted(text)} in sequences of {frame.in_words(f'{n_own} tokens')}, "
+        f"{len(tokens) * n_own:,} of the text's {n_tokens - len(frame):,}"
     )
     return DescribedTokens(tokens, description)
 
 
 def _beginning(model: Any, text: str, max_tokens: int | None, n_tokens: int) -> DescribedTokens:
     """The first ``max_tokens`` of a text's ``n_tokens`` tokens, as far as the model's context holds them."""
-    tokens = model.to_tokens(text, truncate=True)[:, :max_tokens]
+    tokens = model.to_tokens(text, truncate=True)
+    if max_tokens is not None and max_tokens < tokens.shape[1]:
+        end = torch.tensor([text_frame(model).after], dtype=tokens.dtype, device=tokens.device)
+        tokens = torch.cat((tokens[:, : max(max_tokens - end.shape[1], 0)], end), dim=1)  # an encoder's [SEP] stays
     n_kept, description = tokens.shape[1], quoted(text)
     if n_kept < n_tokens:
         limit = "" if n_kept == max_tokens else " (the model takes no more)"
@@ -88,10 +94,10 @@ def _beginning(model: Any, text: str, max_tokens: int | None, n_tokens: int) -> 
 
 
 def _count_tokens(model: Any, text: str) -> int:
-    """Tokens of a text, BOS included."""
+    """Tokens of a text, with what the model reads around it."""
     if model.tokenizer is None:
         raise WorkbenchError(f"{model.cfg.model_name} has no tokenizer, so it cannot read text; use random tokens")
     if not text.strip():
         raise WorkbenchError("the text is empty; give some words to analyse")
     ids = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return len(ids) + (model.tokenizer.bos_token_id is not None)
+    return len(ids) + len(text_frame(model))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, cached, emits_statistics, silent
+from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, cached, silent
+from workbench.analyses.support import emits_statistics
 
 Head = tuple[int, int]  # layer, head
 
@@ -112,7 +113,7 @@ def _losses(values: Tensor, tokens: Tensor, rows: Tensor, unembedding: Any = Non
         for some in torch.arange(len(pos), device=pos.device).split(ROWS_PER_UNEMBEDDING):
             logits = of_ablation[batch[some], pos[some] - 1]  # each token is predicted at the position before it
             if unembedding is not None:
-                logits = unembedding.unembed(unembedding.ln_final(logits))
+                logits = unembedding.to_logits(logits)
             wide = logits if logits.dtype == torch.float64 else logits.float()
             parts.append(cross_entropy(wide, tokens[batch[some], pos[some]], reduction="none").double())
         losses[ablation, batch, pos] = torch.cat(parts)

@@ -7,6 +7,7 @@ HEAD_SCORES = {
     "previous_token": "Previous token",
     "duplicate_token": "Duplicate token",
     "sink_mass": "Sink mass",
+    "virtual_sink_mass": "Virtual sink mass",
     "self_weight": "Self weight",
     "entropy": "Entropy",
     "relative_entropy": "Relative entropy",
@@ -21,6 +22,7 @@ SINK_SCORES = {
     "sink_weight": "Weight on the sink",
     "head_sink_rate": "Sink rate of the head",
     "sink_mass": "Mass on the first tokens",
+    "virtual_sink_mass": "Mass on the virtual sink",
     "value_norm_ratio": "Value norm, sink / median",
     "output_norm_ratio": "Output norm, sink / median",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.result import Drawing, Quantity, Result
-from workbench.analyses.running import Input, Sequences, cached, emits_statistics, provenance
+from workbench.analyses.running import Input, Sequences, cached, provenance
+from workbench.analyses.support import check_model, check_plain_causal, emits_statistics
 from workbench.analyses.token_texts import token_texts
 from workbench.kernels import AttentionMask, StatisticsRequest, attention, attention_pattern, pattern_statistics
+from workbench.kernels.masks import VisibleKeys
 
 Pooling = Literal["max", "mean"]
 Range = tuple[int, int]  # first position, and the one after the last
@@ -22,6 +24,8 @@ Range = tuple[int, int]  # first position, and the one after the last
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class HeadPattern(Result):
     """weight [query block, key block] of one head on one sequence; entropy [query] and received [key] beside it.
+
+    In models with learned sinks, ``virtual_mass`` [query] is what the keys leave of a query's weight.
 
     A block is one position where the ranges fit, and ``settings["block"]`` = (queries, keys) positions otherwise; the
     weight is then the maximum or the mean over its visible pairs. NaN means that the mask hides the whole block.
@@ -41,24 +45,25 @@ class HeadPattern(Result):
         settings = self.settings
         over = "" if self._shows_all_keys else ", over all keys"
         largest = f"mean largest weight {self['max_weight'].mean():.3f}{over}"
+        virtual = f", mean on the virtual sink {self['virtual_mass'].mean():.3f}" if "virtual_mass" in self else ""
         return "\n".join((
             self.provenance.sentence(),
             f"L{settings['layer']}H{settings['head']}. {self._shown()}",
-            f"Mean entropy {self['entropy'].mean():z.3f} nats, {largest}.",
+            f"Mean entropy {self['entropy'].mean():z.3f} nats, {largest}{virtual}.",
             self._most_attended(),
         ))  # fmt: skip
 
     @property
     def _shows_all_keys(self) -> bool:
         """Whether every key that the shown queries may see is shown."""
-        first_key, end_key = self.settings["keys"]
-        return first_key == 0 and end_key >= self.settings["queries"][1]
+        (first_key, end_key), (first_seen, end_seen) = self.settings["keys"], self.settings["seen_keys"]
+        return first_key <= first_seen and end_key >= end_seen
 
     def _most_attended(self) -> str:
         received, first_key = self["received"] / len(self["entropy"]), self.settings["keys"][0]
         if not received.any():
-            later = ", which come later" if first_key >= self.settings["queries"][1] else ""
-            return f"These queries give no weight to the keys shown{later}."
+            hidden = ", which the mask hides from them" if np.isnan(self["weight"]).all() else ""
+            return f"These queries give no weight to the keys shown{hidden}."
         most = int(received.argmax())
         of = "" if self._shows_all_keys else " of the keys shown"
         return (
@@ -131,14 +136,15 @@ def head_pattern(
         pooling: "max" keeps one-token-wide stripes; "mean" is over the visible pairs of a block.
 
     Raises:
-        ValueError: several sequences, a head, range or option that does not exist.
+        ValueError: a layer without attention weights, several sequences, a head, range or option that does not exist.
     """
-    sequences = Sequences.read(model, tokens, attention_mask)
-    if len(sequences) > 1:
-        raise ValueError(f"head_pattern shows one sequence, got {len(sequences)}; index the batch first")
     for name, value, size in (("layer", layer, model.cfg.n_layers), ("head", head, model.cfg.n_heads)):
         if not 0 <= value < size:
             raise ValueError(f"{name} must be between 0 and {size - 1}, got {value}")
+    check_model(model, layer=layer)
+    sequences = Sequences.read(model, tokens, attention_mask)
+    if len(sequences) > 1:
+        raise ValueError(f"head_pattern shows one sequence, got {len(sequences)}; index the batch first")
     if max_cells < 1:
         raise ValueError(f"max_cells must be at least 1, got {max_cells}")
     if pooling not in get_args(Pooling):
@@ -146,24 +152,30 @@ def head_pattern(
     n = sequences.tokens.shape[1]
     queries, keys = _checked_range("queries", queries, n), _checked_range("keys", keys, n)
     block, keys = _blocks(queries, keys, max_cells, n)
-    weight, statistics = _measure(model, sequences, layer, head, queries, keys, block, pooling)
+    view = _View(layer, head, queries, keys, block, pooling)
+    weight, statistics, seen_keys = _measure(model, sequences.to(model.cfg.device), view)
     names = token_texts(getattr(model, "tokenizer", None), sequences.tokens[0].tolist())
     shown = f"queries {queries[0]} to {queries[1] - 1}"
     how = "p_ij" if block == (1, 1) else f"{pooling} of p_ij over the visible pairs of a block"
     share = "share of 1"
+    quantities = {
+        "weight": Quantity(weight, ("query block", "key block"), share, f"{how}; NaN where no pair is visible"),
+        "entropy": Quantity(statistics["entropy"], ("query",), "nats", "entropy of each query's weights"),
+        "max_weight": Quantity(statistics["max_weight"], ("query",), share, "each query's largest weight"),
+        "received": Quantity(
+            statistics["received"][slice(*keys)], ("key",), "queries", f"sum of weights on each key over {shown}"
+        ),
+    }
+    if "virtual_mass" in statistics:
+        quantities["virtual_mass"] = Quantity(
+            statistics["virtual_mass"], ("query",), share, "weight of each query on the learned sink, which is no key"
+        )
     return HeadPattern(
-        quantities={
-            "weight": Quantity(weight, ("query block", "key block"), share, f"{how}; NaN where no pair is visible"),
-            "entropy": Quantity(statistics["entropy"], ("query",), "nats", "entropy of each query's weights"),
-            "max_weight": Quantity(statistics["max_weight"], ("query",), share, "each query's largest weight"),
-            "received": Quantity(
-                statistics["received"][slice(*keys)], ("key",), "queries", f"sum of weights on each key over {shown}"
-            ),
-        },
+        quantities=quantities,
         provenance=provenance(model, sequences),
         settings={
             "layer": layer, "head": head, "queries": queries, "keys": keys, "block": block, "pooling": pooling,
-            "max_cells": max_cells,
+            "max_cells": max_cells, "seen_keys": seen_keys,
         },
         coordinates={"query": names[slice(*queries)], "key": names[slice(*keys)]},
     )  # fmt: skip
@@ -187,60 +199,84 @@ def _blocks(queries: Range, keys: Range, max_cells: int, n: int) -> tuple[Range,
     return (rows, columns), (keys[0] // columns * columns, min(n, -(-keys[1] // columns) * columns))
 
 
+@dataclass(frozen=True)
+class _View:
+    """What head_pattern was asked for; ``block`` is (queries, keys) per cell."""
+
+    layer: int
+    head: int
+    queries: Range
+    keys: Range
+    block: Range
+    pooling: Pooling
+
+    @property
+    def is_exact(self) -> bool:
+        return self.block == (1, 1)
+
+
 @torch.no_grad()
-def _measure(
-    model: Any, sequences: Sequences, layer: int, head: int, queries: Range, keys: Range, block: Range, pooling: Pooling
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Weights of the cells, [query block, key block], and the statistics of the chosen queries over all keys."""
-    exact = block == (1, 1)
-    request = StatisticsRequest(entropy=True, max_weight=True, received=True, pooled=None if exact else block)
-    mask = AttentionMask(causal=True, query_offset=queries[0])
-    columns = slice(*keys)
-    sequences = sequences.to(model.cfg.device)
+def _measure(model: Any, sequence: Sequences, view: _View) -> tuple[np.ndarray, dict[str, np.ndarray], Range]:
+    """Weights of the cells, [query block, key block]; the statistics of the chosen queries over all keys; and from
+    which key on, up to which, some of these queries see keys."""
+    statistics_of = StatisticsRequest(
+        entropy=True, max_weight=True, received=True, pooled=None if view.is_exact else view.block
+    )
+    columns, n = slice(*view.keys), sequence.tokens.shape[1]
     statistics: Mapping[str, Any]
     if emits_statistics(model):
-        q, k = _query_and_key(model, sequences, layer, head)
-        q = q[:, :, slice(*queries)]
-        options: dict[str, Any] = {"mask": mask, "scale": model.cfg.query_key_scale}
-        statistics = attention(q, k, k, statistics=request, **options).statistics  # z is not looked at: any v does
-        cells = attention_pattern(q, k, rows=slice(None), cols=columns, **options) if exact else None
+        q, k, options = _score_inputs(model, sequence, view)
+        statistics = attention(q, k, k, statistics=statistics_of, **options).statistics  # any v does: z is not read
+        cells = attention_pattern(q, k, rows=slice(None), cols=columns, **options) if view.is_exact else None
+        mask = options["mask"]
     else:
-        name = f"blocks.{layer}.attn.hook_pattern"
-        pattern = cached(model, sequences, [name])[name][:, head : head + 1, slice(*queries)]
-        statistics = pattern_statistics(pattern, mask=mask, request=request)
-        cells = pattern[..., columns] if exact else None
+        name = f"blocks.{view.layer}.attn.hook_pattern"
+        pattern = cached(model, sequence, [name])[name]
+        check_plain_causal(pattern, view.layer)
+        pattern = pattern[:, view.head : view.head + 1, slice(*view.queries)]
+        mask = AttentionMask(causal=True, query_offset=view.queries[0])
+        statistics = pattern_statistics(pattern, mask=mask, request=statistics_of)
+        cells = pattern[..., columns] if view.is_exact else None
     found = {name: statistics[name][0, 0].double().cpu().numpy() for name in statistics if name in _KEPT}
+    seen = mask.bind(1, view.queries[1] - view.queries[0], n)
+    seen_keys = int(torch.minimum(seen.first, seen.global_first).min()), int(seen.end.max())
+    n_visible = _visible_pairs(seen, view)
     if cells is not None:
-        visible = np.arange(*keys) <= np.arange(*queries)[:, None]
-        return np.where(visible, cells[0, 0].double().cpu().numpy(), np.nan), found
-    first, end = keys[0] // block[1], -(-keys[1] // block[1])
-    n_visible = _visible_pairs(queries, keys, block)
-    pooled = statistics["pooled_max" if pooling == "max" else "pooled_sum"][0, 0, :, first:end].double().cpu().numpy()
-    if pooling == "mean":
-        pooled = pooled / np.maximum(n_visible, 1)
-    return np.where(n_visible > 0, pooled, np.nan), found
+        weight = cells[0, 0].double().cpu().numpy()
+    else:
+        pooled = statistics["pooled_max" if view.pooling == "max" else "pooled_sum"][0, 0]
+        blocks = slice(view.keys[0] // view.block[1], -(-view.keys[1] // view.block[1]))
+        weight = pooled[:, blocks].double().cpu().numpy()
+        if view.pooling == "mean":
+            weight = weight / np.maximum(n_visible, 1)
+    return np.where(n_visible > 0, weight, np.nan), found, seen_keys
 
 
-_KEPT = ("entropy", "max_weight", "received")
+_KEPT = ("entropy", "max_weight", "received", "virtual_mass")
 
 
-def _query_and_key(model: Any, sequences: Sequences, layer: int, head: int) -> tuple[Tensor, Tensor]:
-    """What the head's scores are made of, each [1, 1, pos, d_head]."""
-    rotary = f"blocks.{layer}.attn.hook_rot_q" in model.hook_dict
-    names = [f"blocks.{layer}.attn.hook_{'rot_' if rotary else ''}{side}" for side in "qk"]
-    values = cached(model, sequences, names)
-    q, k = (values[name].transpose(1, 2) for name in names)  # [1, n_heads, pos, d_head], [1, n_key_value_heads, …]
-    group = head // (q.shape[1] // k.shape[1])
-    return q[:, head : head + 1], k[:, group : group + 1]
+def _score_inputs(model: Any, sequence: Sequences, view: _View) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """q [1, 1, chosen queries, d_head] and k [1, 1, pos, d_head] of the head alone, and the options of their scores."""
+    q, k, options = model.score_inputs(sequence.tokens, view.layer)
+    first, end = view.queries
+    group = view.head // (q.shape[1] // k.shape[1])
+    of_head = {name: options[name] for name in ("alibi_slopes", "offset_bias", "sink_logits")}
+    of_head = {name: None if value is None else value[view.head : view.head + 1] for name, value in of_head.items()}
+    if of_head["offset_bias"] is not None:  # entry row − column + n_keys − 1, where row 0 is now the first query
+        of_head["offset_bias"] = of_head["offset_bias"][:, first : end + k.shape[2] - 1]
+    mask = replace(options["mask"], query_offset=first)
+    return q[:, view.head : view.head + 1, first:end], k[:, group : group + 1], {**options, **of_head, "mask": mask}
 
 
-def _visible_pairs(queries: Range, keys: Range, block: Range) -> np.ndarray:
-    """How many pairs of each block causality leaves, int [query block, key block]."""
-    rows = np.arange(*queries)
-    starts = np.arange(keys[0], keys[1], block[1])
-    ends = np.minimum(starts + block[1], keys[1])
-    per_row = np.clip(rows[:, None] + 1, starts, ends) - starts  # [query, key block]
-    return np.add.reduceat(per_row, np.arange(0, len(rows), block[0]), axis=0)
+def _visible_pairs(seen: VisibleKeys, view: _View) -> np.ndarray:
+    """How many pairs of each block the mask leaves, int [query block, key block]."""
+    starts = np.arange(view.keys[0], view.keys[1], view.block[1])
+    ends = np.minimum(starts + view.block[1], view.keys[1])
+    per_row = np.zeros((seen.n_queries, len(starts)), dtype=int)  # [query, key block]
+    for first, end in ((seen.first, seen.end), (seen.global_first, seen.global_end)):
+        overlap = np.minimum(end[0, :, None].numpy(), ends) - np.maximum(first[0, :, None].numpy(), starts)
+        per_row += np.maximum(overlap, 0)
+    return np.add.reduceat(per_row, np.arange(0, len(per_row), view.block[0]), axis=0)
 
 
 def _block_sums(values: np.ndarray, block: int) -> np.ndarray:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from workbench.analyses.support import is_bidirectional
+
 Spacing = Literal["fixed", "random gaps"]
 
 MAX_SEED = 2**63 - 2  # an analysis takes the next one as well
@@ -33,9 +35,9 @@ class RepeatedTokens(DescribedTokens):
     """Random sequences in which every token of a first copy comes again.
 
     Args:
-        copy: int64 [sequence, pos], 0 for the first copy, 1 for its first repetition, …; −1 for BOS and fillers.
+        copy: int64 [sequence, pos], 0 for the first copy, 1 for its first repetition, …; −1 for all else.
         index: int64 [sequence, pos], place within the copy from 0 to length − 1; −1 for BOS and fillers.
-        has_bos: whether position 0 is BOS.
+        has_bos: whether position 0 is BOS, or an encoder's [CLS].
     """
 
     copy: Tensor
@@ -61,7 +63,8 @@ def repeated_random_tokens(
 ) -> RepeatedTokens:
     """BOS, ``length`` random tokens, and the same tokens again (Olsson et al. 2022, section on head classification).
 
-    Tokens are drawn without replacement from the vocabulary without special tokens, for each sequence anew.
+    Tokens are drawn without replacement from the vocabulary without special tokens, for each sequence anew. In
+    encoders the tokenizer's template, such as [CLS] … [SEP], takes the place of BOS.
 
     Args:
         spacing: "fixed" puts the copies one after the other, so that every repetition lies ``length`` tokens back.
@@ -86,9 +89,9 @@ def repeated_random_tokens(
             raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed must be a whole number from 0 to {MAX_SEED}, got {seed!r}")
-    bos = bos_token(model, prepend_bos)
+    frame = text_frame(model, prepend_bos)
     n_fillers = length * (n_copies - 1) if spacing == "random gaps" else 0
-    n_positions = (bos is not None) + length * n_copies + n_fillers
+    n_positions = len(frame) + length * n_copies + n_fillers
     if n_positions > model.cfg.n_ctx:
         raise ValueError(
             f"{n_copies} copies of {length} tokens make {n_positions} positions with spacing {spacing!r}, but the "
@@ -110,15 +113,18 @@ def repeated_random_tokens(
         row[index < 0] = drawn[length:]
         rows.append((row, copy, index))
     tokens, copy, index = (torch.stack(parts) for parts in zip(*rows, strict=True))
-    if bos is not None:
-        tokens, copy, index = (
-            pad(part, (1, 0), value=first) for part, first in ((tokens, bos), (copy, -1), (index, -1))
-        )
-    description = (
-        f"{'BOS and ' if bos is not None else ''}{length} random tokens "
-        f"{'twice' if n_copies == 2 else f'{n_copies} times'}{' with random gaps' if n_fillers else ''}, seed {seed}"
+    copy, index = (pad(part, (len(frame.before), len(frame.after)), value=-1) for part in (copy, index))
+    what = (
+        f"{length} random tokens {'twice' if n_copies == 2 else f'{n_copies} times'}"
+        f"{' with random gaps' if n_fillers else ''}"
     )
-    return RepeatedTokens(tokens=tokens, description=description, copy=copy, index=index, has_bos=bos is not None)
+    return RepeatedTokens(
+        tokens=frame.around(tokens),
+        description=f"{frame.in_words(what)}, seed {seed}",
+        copy=copy,
+        index=index,
+        has_bos=bool(frame.before),
+    )
 
 
 def _places(length: int, n_copies: int, gaps: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -140,7 +146,9 @@ def _places(length: int, n_copies: int, gaps: bool, generator: torch.Generator) 
 def chunked_text(
     model: Any, text: str, *, length: int, prepend_bos: bool | None = None, max_chunks: int | None = None
 ) -> Tensor:
-    """A text as sequences of ``length`` tokens each, BOS of every sequence included: int64 [sequence, length].
+    """A text as sequences of ``length`` tokens each: int64 [sequence, length].
+
+    BOS of every sequence is among them, or the tokenizer's template where the model is an encoder.
 
     Tokens that fill no whole sequence at the end are left out.
 
@@ -150,14 +158,13 @@ def chunked_text(
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError("this model has no tokenizer: pass token ids, or load it with tokenizer=…")
-    bos = bos_token(model, prepend_bos)
-    n_bos = int(bos is not None)
-    if not n_bos < length <= model.cfg.n_ctx:
+    frame = text_frame(model, prepend_bos)
+    if not len(frame) < length <= model.cfg.n_ctx:
         raise ValueError(
-            f"length must be between {n_bos + 1} and {model.cfg.n_ctx} (the model's context), got {length}"
+            f"length must be between {len(frame) + 1} and {model.cfg.n_ctx} (the model's context), got {length}"
         )
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    n_chunks = len(ids) // (length - n_bos)
+    n_chunks = len(ids) // (length - len(frame))
     if n_chunks == 0:
         raise ValueError(
             f"the text has {len(ids)} tokens, which do not fill one sequence of {length}; "
@@ -167,8 +174,8 @@ def chunked_text(
         raise ValueError(f"max_chunks must be at least 1, or None for all, got {max_chunks}")
     if max_chunks is not None:
         n_chunks = min(n_chunks, max_chunks)
-    chunks = torch.tensor(ids[: n_chunks * (length - n_bos)]).view(n_chunks, length - n_bos)
-    return chunks if bos is None else pad(chunks, (1, 0), value=bos)
+    n_own = length - len(frame)
+    return frame.around(torch.tensor(ids[: n_chunks * n_own]).view(n_chunks, n_own))
 
 
 def quoted(text: str, most: int = 60) -> str:
@@ -176,6 +183,52 @@ def quoted(text: str, most: int = 60) -> str:
     line = " ".join(text.split())
     line = line if len(line) <= most else line[: most - 1].rstrip() + "…"
     return f"“{''.join(character if character.isprintable() else '�' for character in line)}”"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a model reads around a text: BOS before it, or in encoders a template such as [CLS] … [SEP].
+
+    Args:
+        before, after: token ids.
+        name_before, name_after: what people call them.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    name_before: str = ""
+    name_after: str = ""
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.after)
+
+    def around(self, tokens: Tensor) -> Tensor:
+        """Token ids [sequence, pos] with the frame around each sequence."""
+        parts = (torch.tensor(ids, dtype=tokens.dtype).expand(len(tokens), -1) for ids in (self.before, self.after))
+        before, after = parts
+        return torch.cat((before, tokens, after), dim=1)
+
+    def in_words(self, what: str) -> str:
+        """What the sequences are, around whose ``what`` the frame stands."""
+        return " and ".join(part for part in (self.name_before, what, self.name_after) if part)
+
+
+def text_frame(model: Any, prepend_bos: bool | None = None) -> Frame:
+    """What the model reads around a text; nothing with ``prepend_bos=False``.
+
+    Raises:
+        ValueError: BOS is asked for and the tokenizer has none.
+    """
+    tokenizer = getattr(model, "tokenizer", None)
+    if is_bidirectional(model) and tokenizer is not None and prepend_bos is not False:
+        encoded = tokenizer("a", return_special_tokens_mask=True, verbose=False)
+        ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+        n_before, n_after = special.index(0), special[::-1].index(0)
+        before, after = ids[:n_before], ids[len(ids) - n_after :]
+        names = (" ".join(tokenizer.convert_ids_to_tokens(part)) for part in (before, after))
+        return Frame(tuple(before), tuple(after), *names)
+    bos = bos_token(model, prepend_bos)
+    return Frame() if bos is None else Frame((bos,), name_before="BOS")
 
 
 def bos_token(model: Any, prepend_bos: bool | None) -> int | None:

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.analyses.prompts import DescribedTokens, quoted
+from workbench.analyses.prompts import DescribedTokens, quoted, text_frame
 from workbench.analyses.result import Provenance
+from workbench.analyses.support import check_plain_causal, emits_statistics
 from workbench.kernels import AttentionMask, StatisticsRequest, pattern_statistics
 from workbench.statistics import ModelStatistics
 from workbench.tokens import check_tokens
@@ -134,14 +135,10 @@ def _in_words(model: Any, sequences: Sequences) -> str:
     if tokenizer is None:
         return "token ids"
     ids = sequences.tokens[0, : min(40, int(sequences.lengths[0]))].tolist()
-    words = quoted(tokenizer.decode([i for i in ids if i != tokenizer.bos_token_id]))
+    frame = text_frame(model)
+    words = quoted(tokenizer.decode([i for i in ids if i not in (*frame.before, *frame.after)]))
     words = words if len(ids) == int(sequences.lengths[0]) or words.endswith("…”") else f"{words[:-1]}…”"
     return words if len(sequences) == 1 else f"{words} and {len(sequences) - 1:,} more"
-
-
-def emits_statistics(model: Any) -> bool:
-    """Whether the model is a HookedTransformer, which takes masks, stops at layers and restarts from them."""
-    return hasattr(model, "run_with_statistics")
 
 
 @torch.no_grad()
@@ -149,7 +146,7 @@ def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRe
     """Statistics of every layer, [layer, batch, head, …]. The request's labels must be tensors already.
 
     Raises:
-        ValueError: padding with a model that gives only its patterns.
+        ValueError: a model that gives only its patterns, with padding or with attention that is not plainly causal.
     """
     mask = None if bool(sequences.real.all()) else sequences.real
     if emits_statistics(model):
@@ -160,8 +157,9 @@ def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRe
     for layer in range(model.cfg.n_layers):
         name = f"blocks.{layer}.attn.hook_pattern"
         pattern = cached(model, sequences, [name])[name]
+        check_plain_causal(pattern, layer)
         layers.append(pattern_statistics(pattern, mask=AttentionMask(), request=request))
-    return _finite(ModelStatistics(layers))
+    return _finite(ModelStatistics(layers, range(model.cfg.n_layers)))
 
 
 def _finite(statistics: ModelStatistics) -> ModelStatistics:
@@ -204,13 +202,13 @@ def provenance(model: Any, sequences: Sequences) -> Provenance:
 
 
 def _bos_in_words(model: Any, sequences: Sequences) -> str:
-    bos = getattr(getattr(model, "tokenizer", None), "bos_token_id", None)
-    if bos is None:
+    frame = text_frame(model)
+    if not frame.before:
         return "BOS unknown (no tokenizer that has one)"
-    n_with = int((sequences.tokens[:, 0] == bos).sum())
+    n_with = int((sequences.tokens[:, 0] == frame.before[0]).sum())
     if n_with in (0, len(sequences)):
-        return "starting with BOS" if n_with else "not starting with BOS"
-    return f"{n_with} of {len(sequences)} starting with BOS"
+        return f"starting with {frame.name_before}" if n_with else f"not starting with {frame.name_before}"
+    return f"{n_with} of {len(sequences)} starting with {frame.name_before}"
 
 
 def _versions() -> Mapping[str, str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.running import Progress, Sequences, attention_statistics
+from workbench.analyses.support import Visibility, visibility
 from workbench.kernels import MatchLabels, StatisticsRequest, match_labels
 
 MIN_FOR_INTERVAL = 20  # sequences
@@ -32,14 +33,23 @@ class ScoreDefinition:
 
 # "{k}" is the number of sink keys.
 SCORES: dict[str, ScoreDefinition] = {
-    "entropy": ScoreDefinition("nats", "entropy of the weights, mean over all real queries", None),
-    "relative_entropy": ScoreDefinition(
-        "share of 1", "entropy over its maximum log(visible keys), mean over real queries that see two keys or more"
+    "entropy": ScoreDefinition(
+        "nats", "entropy of the weights, that on a learned sink included, mean over all real queries", None
     ),
-    "max_weight": ScoreDefinition("share of 1", "largest weight, mean over all real queries"),
-    "mean_distance": ScoreDefinition("tokens", "weighted mean of query − key, mean over all real queries", None),
+    "relative_entropy": ScoreDefinition(
+        "share of 1",
+        "entropy over its maximum log(visible keys), a learned sink counted as one, mean over real queries that see "
+        "two or more",
+    ),
+    "max_weight": ScoreDefinition("share of 1", "largest weight on a token, mean over all real queries"),
+    "mean_distance": ScoreDefinition(
+        "tokens", "sum over keys of weight × distance |query − key|, mean over all real queries", None
+    ),
     "sink_mass": ScoreDefinition(
         "share of 1", "weight on the first {k} real tokens of the sequence, mean over real queries that see one of them"
+    ),
+    "virtual_sink_mass": ScoreDefinition(
+        "share of 1", "weight on the learned sink, which is no token, mean over all real queries"
     ),
     "self_weight": ScoreDefinition("share of 1", "weight on the query's own position, mean over all real queries"),
     "previous_token": ScoreDefinition(
@@ -47,18 +57,23 @@ SCORES: dict[str, ScoreDefinition] = {
     ),
     "prefix_matching": ScoreDefinition(
         "share of 1",
-        "weight on all tokens that follow an earlier occurrence of the query's, mean over real queries that have one",
+        "weight on all tokens that follow an earlier occurrence of the query's, mean over real queries that have one; "
+        "0 where a window hides it",
     ),
     "prefix_matching_latest": ScoreDefinition(
         "share of 1",
-        "weight on the token that follows the latest earlier occurrence, mean over real queries that have one",
+        "weight on the token that follows the latest earlier occurrence, mean over real queries that have one; 0 where "
+        "a window hides it",
     ),
     "prefix_matching_per_entry": ScoreDefinition(
         "share of 1",
-        "mean weight per pair of query and token that follows an earlier occurrence (as Olsson et al. 2022 divide)",
+        "mean weight per pair of query and token that follows an earlier occurrence (as Olsson et al. 2022 divide); 0 "
+        "where a window hides it",
     ),
     "duplicate_token": ScoreDefinition(
-        "share of 1", "weight on earlier occurrences of the query's token, mean over real queries that have one"
+        "share of 1",
+        "weight on earlier occurrences of the query's token, mean over real queries that have one; 0 where a window "
+        "hides it",
     ),
     "key_concentration": ScoreDefinition(
         "share of 1",
@@ -84,9 +99,9 @@ class HeadScore:
 
     Args:
         sums: float64 [sequence, layer, head].
-        counts: float64 [sequence], the rows (or pairs) summed over.
-        rows: how many queries count.
-        n_rows: how many real queries there are.
+        counts: float64 [sequence, layer], the rows (or pairs) summed over.
+        rows: how many queries count, over all layers.
+        n_rows: how many real queries there are in all layers.
     """
 
     sums: np.ndarray
@@ -107,8 +122,7 @@ class HeadScore:
     @property
     def mean(self) -> np.ndarray:
         """[layer, head]; NaN where no row counts."""
-        total = self.counts.sum()
-        return self.sums.sum(axis=0) / total if total else np.full(self.sums.shape[1:], np.nan)
+        return _ratio(self.sums.sum(axis=0), self.counts.sum(axis=0)[:, None])
 
     @property
     def coverage(self) -> float:
@@ -117,14 +131,16 @@ class HeadScore:
     def interval(self, confidence: float, seed: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Percentile bootstrap over the sequences with rows that count (Efron & Tibshirani 1993, chapter 13).
 
-        Returns low and high, each [layer, head], or None for fewer than 20 such sequences.
+        Returns low and high, each [layer, head], or None for fewer than 20 such sequences. A layer in which no row
+        counts has NaN.
         """
-        sums, counts = self.sums[self.counts > 0], self.counts[self.counts > 0]
+        used = (self.counts > 0).any(axis=1)
+        sums, counts = self.sums[used], self.counts[used, :, None]
         if len(counts) < MIN_FOR_INTERVAL:
             return None
         found = scipy.stats.bootstrap(
-            (sums, counts.reshape(-1, 1, 1) * np.ones_like(sums)),
-            lambda sums, counts, axis: sums.sum(axis=axis) / counts.sum(axis=axis),
+            (sums, counts * np.ones_like(sums)),
+            lambda sums, counts, axis: _ratio(sums.sum(axis=axis), counts.sum(axis=axis)),
             paired=True,
             vectorized=True,
             axis=0,
@@ -137,21 +153,28 @@ class HeadScore:
         return found.confidence_interval.low, found.confidence_interval.high
 
 
+def _ratio(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return sums / np.where(counts > 0, counts, np.nan)
+
+
 @dataclass(frozen=True, eq=False)
 class MeasuredHeads:
     """Scores by name, and the attention that every key position receives.
 
     ``received`` is float64 [layer, head, key]: mean over the sequences that reach that far of ``received_mean``.
+    ``n_other_queries`` [layer, key] is how many other queries see the key, in the sequence where most do.
     """
 
     scores: Mapping[str, HeadScore]
     received: np.ndarray
+    n_other_queries: np.ndarray
 
 
 def measure_heads(model: Any, sequences: Sequences, sink_keys: int, progress: Progress) -> MeasuredHeads:
-    """Every score of SCORES for every head, with one run of the model over the sequences."""
-    parts: dict[str, list[HeadScore]] = {name: [] for name in SCORES}
+    """Every score of SCORES that the model has for every head, with one run of it over the sequences."""
+    parts: dict[str, list[HeadScore]] = {}
     received: np.ndarray | float = 0.0
+    n_other: np.ndarray | int = 0
     n_done, n_positions = 0, sequences.tokens.shape[1]
     for batch in sequences.batches():
         batch = batch.to(model.cfg.device)
@@ -161,14 +184,18 @@ def measure_heads(model: Any, sequences: Sequences, sink_keys: int, progress: Pr
             match=_match_labels(batch, earlier), received=True,
         )  # fmt: skip
         statistics = attention_statistics(model, batch, request)
-        for name, score in _batch_scores(statistics, batch, earlier).items():
-            parts[name].append(score)
+        seen = visibility(model, batch)
+        for name, score in _batch_scores(statistics, batch, earlier, seen, sink_keys).items():
+            parts.setdefault(name, []).append(score)
+        missing = (0, n_positions - batch.tokens.shape[1])
         batch_received = statistics["received_mean"].double().nan_to_num(0.0).sum(dim=1).cpu().numpy()
-        received = received + np.pad(batch_received, ((0, 0), (0, 0), (0, n_positions - batch_received.shape[2])))
+        received = received + np.pad(batch_received, ((0, 0), (0, 0), missing))
+        batch_others = seen.n_other_queries.amax(dim=1).cpu().numpy()  # [layer, key]
+        n_other = np.maximum(n_other, np.pad(batch_others, ((0, 0), missing)))
         n_done += len(batch)
         progress(n_done / len(sequences), f"attention statistics of {n_done} of {len(sequences)} sequences")
     scores = {name: HeadScore.joined(batches) for name, batches in parts.items()}
-    return MeasuredHeads(scores, received / sequences.real.sum(dim=0).numpy())
+    return MeasuredHeads(scores, received / sequences.real.sum(dim=0).numpy(), np.asarray(n_other))
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,32 +239,41 @@ def _match_labels(batch: Sequences, earlier: EarlierOccurrences) -> dict[str, Ma
     return labels
 
 
-def _batch_scores(statistics: Mapping[str, Any], batch: Sequences, earlier: EarlierOccurrences) -> dict[str, HeadScore]:
-    real, n_rows = batch.real, int(batch.real.sum())
-    position = torch.arange(real.shape[1], device=real.device)  # also the number of earlier keys that a real row sees
+def _batch_scores(
+    statistics: Mapping[str, Any], batch: Sequences, earlier: EarlierOccurrences, seen: Visibility, sink_keys: int
+) -> dict[str, HeadScore]:
+    real, n_layers = batch.real, len(seen.n_keys)
+    n_rows = int(real.sum()) * n_layers
 
     def over(rows: Tensor, values: Tensor, weights: Tensor | None = None) -> HeadScore:
-        """values [layer, batch, head, row] summed over rows bool [batch, row], divided by the weights of these rows."""
-        sums = torch.where(rows[:, None], values, 0.0).double().sum(dim=3).transpose(0, 1)  # [batch, layer, head]
-        counts = (rows.long() if weights is None else rows * weights).sum(dim=1).double()
+        """values [layer, batch, head, row] summed over rows bool [batch, row] (of every layer) or [layer, batch, row],
+        divided by the weights of these rows."""
+        rows = rows.expand(n_layers, *real.shape)
+        sums = torch.where(rows[:, :, None], values, 0.0).double().sum(dim=3).transpose(0, 1)  # [batch, layer, head]
+        counts = (rows.long() if weights is None else rows * weights).sum(dim=2).T.double()  # [batch, layer]
         return HeadScore(sums.cpu().numpy(), counts.cpu().numpy(), int(rows.sum()), n_rows)
 
     entropy, match, offset = statistics["entropy"], statistics["match_mass"], statistics["offset_mass"]
-    has_key_before, has_target = real & (position > 0), earlier.n_targets > 0
+    n_columns = seen.n_keys + ("virtual_mass" in statistics)  # of the softmax, [layer, batch, row]
+    has_key_before = real & (torch.arange(real.shape[1], device=real.device) > 0)
+    has_target = earlier.n_targets > 0
     received = statistics["received"].double()
     shares = received / received.sum(dim=3, keepdim=True)  # [layer, batch, head, key]
     concentration = shares.square().sum(dim=3).transpose(0, 1).cpu().numpy()
-    return {
+    found = {
         "entropy": over(real, entropy),
-        "relative_entropy": over(has_key_before, entropy / (position + 1).clamp(min=2).log()),
+        "relative_entropy": over(real & (n_columns > 1), entropy / n_columns.clamp(min=2).log()[:, :, None]),
         "max_weight": over(real, statistics["max_weight"]),
         "mean_distance": over(real, statistics["mean_distance"]),
-        "sink_mass": over(real, statistics["sink_mass"]),
+        "sink_mass": over(real & (seen.first_key < sink_keys), statistics["sink_mass"]),
         "self_weight": over(real, offset[..., 0]),
         "previous_token": over(has_key_before, offset[..., 1]),
         "prefix_matching": over(has_target, match["induction"]),
         "prefix_matching_latest": over(has_target, match["latest"]),
         "prefix_matching_per_entry": over(has_target, match["induction"], earlier.n_targets),
         "duplicate_token": over(earlier.n_occurrences > 0, match["duplicate"]),
-        "key_concentration": HeadScore(concentration, np.ones(len(batch)), n_rows, n_rows),
+        "key_concentration": HeadScore(concentration, np.ones((len(batch), n_layers)), n_rows, n_rows),
     }
+    if "virtual_mass" in statistics:
+        found["virtual_sink_mass"] = over(real, statistics["virtual_mass"])
+    return found

@@ -13,10 +13,11 @@ from torch import Tensor
 from workbench.analyses.labels import SINK_SCORES
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
-from workbench.analyses.scores import exceeds
+from workbench.analyses.scores import SCORES, exceeds
+from workbench.analyses.support import check_model, visibility
 from workbench.kernels import StatisticsRequest
 
-MIN_LATER_QUERIES = 16
+MIN_OTHER_QUERIES = 16
 
 TOKEN_KINDS = ("first token", "special", "white space", "punctuation", "digits", "start of word", "rest of word")
 
@@ -25,7 +26,7 @@ TOKEN_KINDS = ("first token", "special", "white space", "punctuation", "digits",
 class AttentionSinks(Result):
     """α [layer, head, key] and sink rates by position; sink mass and norms [layer, head].
 
-    ``coverage["sink_rate"]`` is the share of the real keys that have enough later queries to count.
+    ``coverage["sink_rate"]`` is the share of the real keys, over all layers, that enough queries see to count.
     "The sink" is the position ``settings["sink_position"]``: the one with the highest sink rate unless it was given.
     """
 
@@ -42,6 +43,9 @@ class AttentionSinks(Result):
         rate, position, weight = self["sink_rate"], self.sink_position, self["sink_weight"]
         others = np.delete(rate, position)
         layer, head = (int(i) for i in np.unravel_index(np.nanargmax(weight), weight.shape))
+        masses = f"Mean mass on the first {self.settings['sink_keys']} tokens: {np.nanmean(self['sink_mass']):.3f}"
+        if "virtual_sink_mass" in self:
+            masses += f", on the learned sink: {self['virtual_sink_mass'].mean():.3f}"
         lines = [
             self.provenance.sentence(),
             f"Sink rate (ε = {self.settings['epsilon']}, first {self.settings['n_tokens']} tokens): "
@@ -49,8 +53,7 @@ class AttentionSinks(Result):
             + (f", at most {np.nanmax(others):.1%} at any other position." if np.isfinite(others).any() else "."),
             self.evaluated_in_words(),
             f"Mean weight on position {position}: {np.nanmean(weight):.3f} over all heads, "
-            f"{weight[layer, head]:.3f} in L{layer}H{head}. "
-            f"Mean mass on the first {self.settings['sink_keys']} tokens: {np.nanmean(self['sink_mass']):.3f}.",
+            f"{weight[layer, head]:.3f} in L{layer}H{head}. {masses}.",
             f"Norms at position {position} over those of the median key, median over heads: "
             f"‖v‖ {np.nanmedian(self['value_norm_ratio']):.2f}, ‖v W_O‖ {np.nanmedian(self['output_norm_ratio']):.2f}.",
         ]
@@ -62,7 +65,7 @@ class AttentionSinks(Result):
     def _draw_map(self, *, score: str = "sink_weight", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        bounded = ("sink_weight", "sink_mass", "head_sink_rate")
+        bounded = ("sink_weight", "sink_mass", "head_sink_rate", "virtual_sink_mass")
         if score not in self.names("layer", "head"):
             raise ValueError(f"score must be one of {', '.join(self.names('layer', 'head'))}, got {score!r}")
         label, upper = figures.axis_label(score), 1.0 if score in bounded else None
@@ -79,7 +82,7 @@ class AttentionSinks(Result):
             self["sink_rate"],
             x_label="key position",
             y_label=f"sink rate (ε = {self.settings['epsilon']})",
-            missing=f"not evaluated: fewer than {self.settings['min_later_queries']} later queries",
+            missing=f"not evaluated: seen by fewer than {self.settings['min_other_queries']} other queries",
             theme=theme,
         )
         note = f"{self.define('sink_rate')} {self.evaluated_in_words()}"
@@ -101,10 +104,12 @@ class AttentionSinks(Result):
 
     def evaluated_in_words(self) -> str:
         """The key positions that have a sink rate, in words."""
-        n, last = len(self["sink_rate"]), int(np.isfinite(self["sink_rate"]).nonzero()[0][-1])
+        n, evaluated = len(self["sink_rate"]), np.isfinite(self["sink_rate"]).nonzero()[0]
+        without = [str(layer) for layer in np.isnan(self["alpha"]).all(axis=(1, 2)).nonzero()[0]]
         return (
-            f"Evaluated: key positions 0 to {last} of 0 to {n - 1}, those with {self.settings['min_later_queries']} or "
-            "more later queries."
+            f"Evaluated: key positions {evaluated[0]} to {evaluated[-1]} of 0 to {n - 1}, those that "
+            f"{self.settings['min_other_queries']} or more other queries see"
+            + (f"; none in layer{'s' * (len(without) > 1)} {', '.join(without)}." if without else ".")
         )
 
 
@@ -121,10 +126,11 @@ def attention_sinks(
 ) -> AttentionSinks:
     """Which keys are sinks (Gu et al. 2024, section 3), how much weight they take, and how little they carry.
 
-    Per sequence, head and key j, α_j is the mean of p_ij over the real queries i ≥ j among the first ``n_tokens``
-    tokens; key j is a sink of the head where α_j > ``epsilon``; its sink rate is the share of sequences, layers and
-    heads in which it is one. Only keys with at least 16 later queries count. An α that differs from ``epsilon`` by no
-    more than float32 rounding counts as equal to it.
+    Per sequence, head and key j, α_j is the mean of p_ij over the real queries that may see key j among the first
+    ``n_tokens`` tokens: i ≥ j in causal models, i < j + W in layers with a window W, all in encoders. Key j is a sink
+    of the head where α_j > ``epsilon``; its sink rate is the share of sequences, layers and heads in which it is one.
+    In each layer only keys that at least 16 other queries may see count. An α that differs from ``epsilon`` by no more
+    than float32 rounding counts as equal to it.
 
     Args:
         model: a HookedTransformer, or a TransformerBridge (O(n²) memory, sequences of one length).
@@ -136,35 +142,44 @@ def attention_sinks(
         progress: called with the fraction done and what was done.
 
     Raises:
-        ValueError: sequences too short to have a key with 16 later queries, or an option out of its range.
+        ValueError: a model without attention weights (see ARCHITECTURE.md), sequences or windows too short for a key
+            that 16 other queries see, or an option out of its range.
     """
+    check_model(model)
     if not 0 < epsilon < 1:
         raise ValueError(f"epsilon must lie between 0 and 1, got {epsilon}")
-    if n_tokens <= MIN_LATER_QUERIES:
+    if n_tokens <= MIN_OTHER_QUERIES:
         raise ValueError(
-            f"n_tokens must be more than the {MIN_LATER_QUERIES} later queries a key needs, got {n_tokens}"
+            f"n_tokens must be more than the {MIN_OTHER_QUERIES} other queries that a key needs, got {n_tokens}"
         )
     if sink_keys < 1:
         raise ValueError(f"sink_keys must be at least 1, got {sink_keys}")
     sequences = Sequences.read(model, tokens, attention_mask).first(n_tokens)
     shortest = int(sequences.lengths.min())
-    if shortest <= MIN_LATER_QUERIES:
+    if shortest <= MIN_OTHER_QUERIES:
         raise ValueError(
-            f"a sequence has {shortest} tokens, so none of its keys has {MIN_LATER_QUERIES} later queries; "
+            f"a sequence has {shortest} tokens, so none of its keys is seen by {MIN_OTHER_QUERIES} other queries; "
             "leave it out or use longer text"
         )
     measured = _measure(model, sequences, sink_keys, progress)
-    alpha = np.where(_countable(sequences)[:, None, None], measured.received, np.nan)  # [sequence, layer, head, key]
+    counts = measured.n_other_queries >= MIN_OTHER_QUERIES  # [sequence, layer, key]
+    if not counts.any():
+        raise ValueError(
+            f"this model's windows of {model.cfg.window_size} tokens show no key to {MIN_OTHER_QUERIES} other queries, "
+            "so it has no sink rate; head_statistics has its sink_mass"
+        )
+    alpha = np.where(counts[:, :, None], measured.received, np.nan)  # [sequence, layer, head, key]
     above = np.where(np.isnan(alpha), np.nan, exceeds(alpha, epsilon))
     rate = _mean(above, (0, 1, 2))  # [key]
     position = int(np.nanargmax(rate)) if sink_position is None else sink_position
     if not 0 <= position < len(rate) or np.isnan(rate[position]):
-        last = int(np.isfinite(rate).sum()) - 1
+        evaluated = np.isfinite(rate).nonzero()[0]
         raise ValueError(
-            f"sink_position must be a key with {MIN_LATER_QUERIES} later queries, 0 to {last} here, got {sink_position}"
+            f"sink_position must be a key that {MIN_OTHER_QUERIES} other queries see, {evaluated[0]} to "
+            f"{evaluated[-1]} here, got {sink_position}"
         )
     quantities = _key_quantities(alpha, above, rate, position, epsilon)
-    quantities |= _head_quantities(measured, sequences, position, sink_keys)
+    quantities |= _head_quantities(measured, position, sink_keys)
     kinds = token_kinds(model, sequences)
     coordinates = {}
     if kinds is not None:
@@ -176,37 +191,55 @@ def attention_sinks(
         settings={
             "epsilon": epsilon,
             "n_tokens": min(n_tokens, sequences.tokens.shape[1]),
-            "min_later_queries": MIN_LATER_QUERIES,
+            "min_other_queries": MIN_OTHER_QUERIES,
             "sink_position": position,
             "sink_keys": sink_keys,
         },
-        coverage={"sink_rate": int(_countable(sequences).sum()) / int(sequences.real.sum())},
+        coverage={"sink_rate": int(counts.sum()) / (int(sequences.real.sum()) * counts.shape[1])},
         coordinates=coordinates,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """received [sequence, layer, head, key]; sink_mass, value_norm, output_norm [sequence, layer, head, pos]."""
+    """Per sequence, layer and position; pads are NaN.
+
+    Args:
+        received, sink_mass, value_norm, output_norm: [sequence, layer, head, pos].
+        virtual_mass: as they, of models with learned sinks.
+        n_other_queries: [sequence, layer, key], how many queries besides its own may see a key.
+        first_key: [sequence, layer, query], the first that a query sees.
+    """
 
     received: np.ndarray
     sink_mass: np.ndarray
     value_norm: np.ndarray
     output_norm: np.ndarray
+    n_other_queries: np.ndarray
+    first_key: np.ndarray
+    virtual_mass: np.ndarray | None = None
 
 
 def _measure(model: Any, sequences: Sequences, sink_keys: int, progress: Progress) -> _Measured:
     request = StatisticsRequest(sink_keys=sink_keys, received=True)
-    parts: list[tuple[np.ndarray, ...]] = []
+    parts: dict[str, list[np.ndarray]] = {}
     n_done, n_positions = 0, sequences.tokens.shape[1]
     for batch in sequences.batches():
         batch = batch.to(model.cfg.device)
-        statistics = attention_statistics(model, batch, request)
-        values = (statistics["received_mean"], statistics["sink_mass"], *_norms(model, batch))
-        parts.append(tuple(_padded(part.transpose(0, 1), n_positions) for part in values))
+        statistics, seen = attention_statistics(model, batch, request), visibility(model, batch)
+        value_norm, output_norm = _norms(model, batch)
+        found = {
+            "received": statistics["received_mean"], "sink_mass": statistics["sink_mass"],
+            "value_norm": value_norm, "output_norm": output_norm,
+            "n_other_queries": seen.n_other_queries, "first_key": seen.first_key,
+        }  # fmt: skip
+        if "virtual_mass" in statistics:
+            found["virtual_mass"] = statistics["virtual_mass"]
+        for name, values in found.items():
+            parts.setdefault(name, []).append(_padded(values.transpose(0, 1), batch.real, n_positions))
         n_done += len(batch)
         progress(n_done / len(sequences), f"attention and values of {n_done} of {len(sequences)} sequences")
-    return _Measured(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    return _Measured(**{name: np.concatenate(values) for name, values in parts.items()})
 
 
 @torch.no_grad()
@@ -223,15 +256,11 @@ def _norms(model: Any, batch: Sequences) -> tuple[Tensor, Tensor]:
     return torch.stack(value_norms), torch.stack(output_norms)
 
 
-def _padded(values: Tensor, n_positions: int) -> np.ndarray:
-    missing = n_positions - values.shape[-1]
-    return torch.nn.functional.pad(values.double(), (0, missing), value=torch.nan).cpu().numpy()
-
-
-def _countable(sequences: Sequences) -> np.ndarray:
-    """Keys with enough later queries, bool [sequence, pos]."""
-    later = sequences.lengths[:, None] - 1 - torch.arange(sequences.tokens.shape[1])
-    return (later >= MIN_LATER_QUERIES).numpy()
+def _padded(values: Tensor, real: Tensor, n_positions: int) -> np.ndarray:
+    """values [sequence, layer, …, pos] in float64, NaN for pads and up to ``n_positions``."""
+    kept = real.view(len(real), *[1] * (values.dim() - 2), -1)
+    values = torch.where(kept, values.double(), torch.nan)
+    return torch.nn.functional.pad(values, (0, n_positions - values.shape[-1]), value=torch.nan).cpu().numpy()
 
 
 def _mean(values: np.ndarray, axes: int | tuple[int, ...]) -> np.ndarray:
@@ -253,7 +282,8 @@ def _key_quantities(
             f"share of sequences, layers and heads whose mean weight on the key, α_j, exceeds {epsilon}",
         ),
         "alpha": Quantity(
-            _mean(alpha, 0), by_key, share, "α_j, mean weight on key j over real queries i ≥ j, mean over sequences"
+            _mean(alpha, 0), by_key, share,
+            "α_j, mean weight on key j over the real queries that may see it, mean over sequences",
         ),
         "sink_weight": Quantity(_mean(alpha[..., position], 0), by_head, share, f"{mean_weight}, mean over sequences"),
         "head_sink_rate": Quantity(
@@ -263,18 +293,22 @@ def _key_quantities(
     }  # fmt: skip
 
 
-def _head_quantities(measured: _Measured, sequences: Sequences, position: int, sink_keys: int) -> dict[str, Quantity]:
-    real = sequences.real.numpy()[:, None, None]
-    axes = ("layer", "head")
-    mass = np.where(real, measured.sink_mass, np.nan)  # [sequence, layer, head, query]
+def _head_quantities(measured: _Measured, position: int, sink_keys: int) -> dict[str, Quantity]:
+    axes, share = ("layer", "head"), "share of 1"
+    sees_one = measured.first_key[:, :, None] < sink_keys
+    mass = np.where(sees_one, measured.sink_mass, np.nan)  # [sequence, layer, head, query]
     found = {
         "sink_mass": Quantity(
-            _mean(mass, (0, 3)), axes, "share of 1",
+            _mean(mass, (0, 3)), axes, share,
             f"weight on the first {sink_keys} real tokens, mean over real queries that see one of them",
         )
     }  # fmt: skip
+    if measured.virtual_mass is not None:
+        found["virtual_sink_mass"] = Quantity(
+            _mean(measured.virtual_mass, (0, 3)), axes, share, SCORES["virtual_sink_mass"].definition
+        )
     for name, formula in (("value_norm", "‖v‖"), ("output_norm", "‖v W_O‖")):
-        norms = np.where(real, getattr(measured, name), np.nan)  # [sequence, layer, head, key]
+        norms = getattr(measured, name)  # [sequence, layer, head, key]
         at_sink, others = norms[..., position], np.delete(norms, position, axis=-1)
         median = np.nanmedian(others, axis=-1)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -295,11 +329,10 @@ def _head_quantities(measured: _Measured, sequences: Sequences, position: int, s
 
 
 def _kind_quantities(above: np.ndarray, kinds: np.ndarray) -> dict[str, Quantity]:
-    counted = np.isfinite(above).all(axis=(1, 2))  # [sequence, key]
-    per_key = above.mean(axis=(1, 2))
-    chosen = [counted & (kinds == kind) for kind in range(len(TOKEN_KINDS))]
-    rates = np.array([per_key[keys].mean() if keys.any() else np.nan for keys in chosen])
-    n = np.array([keys.sum() for keys in chosen])
+    known = np.isfinite(above)  # [sequence, layer, head, key]
+    of_kind = [known & (kinds == kind)[:, None, None] for kind in range(len(TOKEN_KINDS))]
+    rates = np.array([above[chosen].mean() if chosen.any() else np.nan for chosen in of_kind])
+    n = np.array([chosen.any(axis=(1, 2)).sum() for chosen in of_kind])
     return {
         "sink_rate_by_kind": Quantity(rates, ("kind",), "share of 1", "sink rate of all keys of a kind of token"),
         "n_keys_by_kind": Quantity(n, ("kind",), "keys", "how many keys of that kind count"),

@@ -21,7 +21,7 @@ def scores_to_print(frame: pd.DataFrame, scores: Sequence[str], sort: str | None
     Raises:
         WorkbenchError: no head has a value of ``sort``.
     """
-    known = [score for score in scores if frame[score].notna().any()]
+    known = [score for score in scores if score in frame and frame[score].notna().any()]
     first = sort or known[0]
     if first not in known:
         raise WorkbenchError(f"on these tokens no head has a value of {first}; sort by {', '.join(known)}")

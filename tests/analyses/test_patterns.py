@@ -119,7 +119,7 @@ def test_nothing_is_most_attended_where_no_key_is_visible(
     random_model: HookedTransformer, tokens: torch.Tensor
 ) -> None:
     found = head_pattern(random_model, tokens, LAYER, HEAD, queries=(5, 20), keys=(20, 30))
-    assert found.summary().endswith("These queries give no weight to the keys shown, which come later.")
+    assert found.summary().endswith("These queries give no weight to the keys shown, which the mask hides from them.")
 
 
 def test_bars_of_blocks_are_told_from_bars_of_tokens(random_model: HookedTransformer, tokens: torch.Tensor) -> None:

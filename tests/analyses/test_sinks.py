@@ -10,7 +10,7 @@ import torch
 
 from workbench import HookedTransformer
 from workbench.analyses import attention_sinks
-from workbench.analyses.sinks import MIN_LATER_QUERIES, TOKEN_KINDS
+from workbench.analyses.sinks import MIN_OTHER_QUERIES, TOKEN_KINDS
 
 
 def test_a_perfect_sink_is_found_where_it_is(hand_built_model: Callable[..., HookedTransformer]) -> None:
@@ -24,9 +24,9 @@ def test_a_perfect_sink_is_found_where_it_is(hand_built_model: Callable[..., Hoo
     # Even attention gives key 0 the mean of 1 / (i + 1).
     assert found["sink_weight"][0, 2] == pytest.approx(np.mean([1 / (i + 1) for i in range(50)]))
     assert np.isnan(found["sink_rate"][34:]).all() and np.isfinite(found["sink_rate"][:34]).all()
-    assert "Evaluated: key positions 0 to 33 of 0 to 49, those with 16 or more later queries." in found.summary()
+    assert "Evaluated: key positions 0 to 33 of 0 to 49, those that 16 or more other queries see." in found.summary()
     (span,) = found.figure("positions").layout.shapes
-    assert (span.x0, span.x1, span.name) == (33.5, 49.5, "not evaluated: fewer than 16 later queries")
+    assert (span.x0, span.x1, span.name) == (33.5, 49.5, "not evaluated: seen by fewer than 16 other queries")
     assert found.tables()["positions"]["sink_rate"].isna().to_numpy().nonzero()[0].tolist() == list(range(34, 50))
 
 
@@ -130,7 +130,7 @@ def test_sink_rates_by_kind_of_token(random_model: HookedTransformer, monkeypatc
     # From sequences one at a time, whose α is that of a single sequence.
     above = np.stack([attention_sinks(random_model, row, epsilon=0.06)["alpha"] > 0.06 for row in tokens])
     for place, kind in enumerate(TOKEN_KINDS):
-        chosen = (kinds == kind) & (np.arange(40) < 40 - MIN_LATER_QUERIES)
+        chosen = (kinds == kind) & (np.arange(40) < 40 - MIN_OTHER_QUERIES)
         assert found["n_keys_by_kind"][place] == chosen.sum()
         expected = above.mean(axis=(1, 2))[chosen].mean()
         np.testing.assert_allclose(found["sink_rate_by_kind"][place], expected, atol=1e-9)

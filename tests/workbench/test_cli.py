@@ -305,7 +305,7 @@ def test_texts_that_cannot_be_analysed(refused: Refused, tmp_path: Path, folder:
         assert "is empty" in refused("heads", folder, "--prompt", empty)
         text.write_text(empty)
         assert "is empty" in refused("sinks", folder, "--text", text)
-    assert "later queries" in refused("sinks", folder, "--prompt", "a b c")
+    assert "other queries" in refused("sinks", folder, "--prompt", "a b c")
     text.write_bytes("a b c".encode("utf-16"))
     assert "iconv -f utf-16" in refused("heads", folder, "--text", text)
     for binary in (b"\x89PNG\r\n\x1a\n\x00\x00", b"\x1f\x8b\x08\x00 packed", b"\xff\xd8\xff\xe0\x00\x10JFIF"):
