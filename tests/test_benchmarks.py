@@ -74,3 +74,25 @@ def test_the_cpu_script_measures_every_variant():
     rows = [line for line in done.stdout.splitlines() if " MB" in line]
     assert len(rows) == 1 + 3 + 10 + 2 + 1
     assert "nan" not in done.stdout
+
+
+def test_the_decoding_script_measures_every_pass_and_policy():
+    command = [sys.executable, FOLDER / "decoding.py", "--tokens", "16", "40", "--window", "8", "--repeats", "1"]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert sum(" ms" in row for row in rows) == 2 and sum("cached step " in row for row in rows) >= 2
+    assert sum(" MB" in row for row in rows) == 3 * 3
+    assert "nan" not in done.stdout
+
+
+def test_work_of_a_pass_is_counted():
+    """Prefill of n tokens and then a step do the operations of a prefill of n + 1; a step reads all weights again."""
+    script = load("decoding")
+    model = script.build(2, 50)
+    whole, prefill, step = (script.work(model, *sizes) for sizes in ((0, 41), (0, 40), (40, 1)))
+    assert whole.operations == prefill.operations + step.operations
+    per_token = 2 * 6 * 2 * 32 * 4
+    assert prefill.bytes + per_token == step.bytes == whole.bytes
+    assert prefill.intensity > 30 * step.intensity
