@@ -63,20 +63,12 @@ def measure_parity(
     Raises:
         ValueError: the transformers model gives no patterns.
     """
-    passed: dict[str, Any] = {"input_ids": tokens, "output_hidden_states": True, "output_attentions": True}
     real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    their_real = real
-    if attention_mask is not None:
-        if "position_ids" in inspect.signature(hf_model.forward).parameters:
-            passed["position_ids"] = (real.long().cumsum(dim=1) - 1).clamp_min(0)
-        elif model.cfg.positional_embedding_type in ("learned", "sinusoidal"):
-            order = (~real).long().argsort(dim=1, stable=True)
-            passed["input_ids"], their_real = tokens.gather(1, order), real.gather(1, order)
-        passed["attention_mask"] = their_real.long()
+    passed, their_real = _their_inputs(model, hf_model, tokens, real)
     if decoder_tokens is not None:
         passed["decoder_input_ids"] = decoder_tokens
         forward_arguments["decoder_input"] = decoder_tokens
-    theirs = hf_model(**passed | dict(hf_arguments or {}))
+    theirs = hf_model(**passed | dict(hf_arguments or {}), output_hidden_states=True, output_attentions=True)
     patterns = theirs.attentions if decoder_tokens is None else theirs.decoder_attentions
     if len(patterns or ()) != model.cfg.n_layers:
         raise ValueError("the transformers model gives no attention patterns; set its attn_implementation to 'eager'")
@@ -102,6 +94,21 @@ def measure_parity(
         )
     worst = {what: float(torch.stack(found).max()) if found else 0.0 for what, found in errors.items()}
     return ParityErrors(**worst)
+
+
+def _their_inputs(
+    model: HookedTransformer, hf_model: nn.Module, tokens: Tensor, real: Tensor
+) -> tuple[dict[str, Any], Tensor]:
+    """The arguments of the transformers model's call, and which of its tokens are real: ours, perhaps moved."""
+    if bool(real.all()):
+        return {"input_ids": tokens}, real
+    if "position_ids" in inspect.signature(hf_model.forward).parameters:
+        positions = (real.long().cumsum(dim=1) - 1).clamp_min(0)
+        return {"input_ids": tokens, "attention_mask": real.long(), "position_ids": positions}, real
+    if model.cfg.positional_embedding_type in ("learned", "sinusoidal"):
+        order = (~real).long().argsort(dim=1, stable=True)
+        tokens, real = tokens.gather(1, order), real.gather(1, order)
+    return {"input_ids": tokens, "attention_mask": real.long()}, real
 
 
 _NORMALISED = " after the final norm"

@@ -97,7 +97,7 @@ WEIGHT_RULES = (
     WeightRule("final_layer_norm.weight", "ln_final.w", keep),
     WeightRule("final_layer_norm.bias", "ln_final.b", keep),
     WeightRule("lm_head.weight", "unembed.W_U", transpose),
-    WeightRule("embed_out.weight", "unembed.W_U", transpose),  # its name before transformers 5
+    WeightRule("embed_out.weight", "unembed.W_U", transpose),  # its name on disk
 )
 
 FAMILY = Family(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
     BloomConfig,
@@ -143,6 +145,18 @@ def test_without_a_head(case: str, build_random: Callable[..., PreTrainedModel])
     tokens = torch.randint(0, 71, (2, 50), generator=torch.Generator().manual_seed(0))
     assert not model.cfg.use_unembed
     assert measure_parity(model, reference, tokens).largest < 1e-4
+
+
+def test_gpt_neox_as_older_transformers_saved_it(build_random: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    """The head has another name on disk than in memory, and masks and frequencies lay beside the weights."""
+    reference = build_random(*CASES["gpt_neox"], 0.2)
+    reference.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert "embed_out.weight" in weights
+    for name in ("bias", "masked_bias", "rotary_emb.inv_freq"):
+        weights[f"gpt_neox.layers.1.attention.{name}"] = torch.ones(3)
+    save_file(weights, tmp_path / "model.safetensors")
+    assert torch.equal(HookedTransformer.from_pretrained(tmp_path).W_U, reference.lm_head.weight.T)
 
 
 # As published, attribute by attribute.
