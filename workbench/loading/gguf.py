@@ -6,6 +6,7 @@ From there a GGUF file takes the same way as any other checkpoint; nothing here 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from workbench.errors import CorruptWeightsError, UnsupportedModelError, WorkbenchError
 from workbench.loading.checkpoint import Checkpoint
 from workbench.loading.gguf_architectures import ARCHITECTURES, ROPE_FACTORS, Architecture, Op, hf_config
+from workbench.loading.gguf_file import GGUFFile, StoredTensor
 from workbench.loading.gguf_tokenizer import build_tokenizer
 from workbench.loading.huggingface import digest
 
@@ -27,12 +30,13 @@ class GGUFTensors(Mapping[str, Tensor]):
     """The tensors of a GGUF file under Hugging Face's names; each is dequantised to float32 when it is asked for."""
 
     def __init__(
-        self, reader: Any, architecture: Architecture, n_heads: int, n_key_value_heads: int, described_as: str
+        self, file: GGUFFile, architecture: Architecture, n_heads: int, n_key_value_heads: int, described_as: str
     ) -> None:
+        self._file = file
         self._heads = {"q_proj": n_heads, "k_proj": n_key_value_heads}
         self._described_as = described_as
-        self._entries: dict[str, tuple[Any, Op]] = {}
-        for tensor in reader.tensors:
+        self._entries: dict[str, tuple[StoredTensor, Op]] = {}
+        for tensor in file.tensors.values():
             if tensor.name == ROPE_FACTORS and architecture.reads_rope_factors:
                 continue  # the configuration says what they say
             layer = re.match(r"blk\.(\d+)\.", tensor.name)
@@ -47,11 +51,7 @@ class GGUFTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         stored, op = self._entries[name]
-        try:
-            values = require_gguf().quants.dequantize(stored.data, stored.tensor_type)
-        except NotImplementedError:
-            kind = stored.tensor_type.name
-            raise UnsupportedModelError(f"{self._described_as}: {name} is quantised as {kind}, not supported") from None
+        values = _dequantised(self._file, stored, self._described_as)
         heads = next((count for part, count in self._heads.items() if part in name), 1)
         # A copy where the values are the file's own memory, which is read-only.
         tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
@@ -74,7 +74,7 @@ class GGUFTensors(Mapping[str, Tensor]):
         counts: Counter[str] = Counter()
         for tensor, _ in self._entries.values():
             if len(tensor.shape) > 1:  # norms and biases are kept in float32 whatever the quantisation
-                counts[tensor.tensor_type.name] += int(tensor.n_elements)
+                counts[_kind(tensor).name] += tensor.size
         (main, _), *others = counts.most_common()
         shares = [f"{name} in {count / counts.total():.0%} of the weights" for name, count in others]
         verb = "read as" if set(counts) <= {"F32", "F16", "BF16"} else "dequantised to"
@@ -90,7 +90,8 @@ def gguf_checkpoint(path: Path, *, tokenizer: Any = None) -> Checkpoint:
         UnsupportedModelError: an architecture, attribute, tensor or tokenizer that is not supported.
         WorkbenchError: the optional ``gguf`` package is not installed.
     """
-    reader, fields = _open(path)
+    file = _open(path)
+    fields = file.fields
     name = str(fields.get("general.architecture"))
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -102,13 +103,13 @@ def gguf_checkpoint(path: Path, *, tokenizer: Any = None) -> Checkpoint:
     n_heads = _count(fields, f"{name}.attention.head_count", path)
     n_key_value_heads = _count(fields, f"{name}.attention.head_count_kv", path, default=n_heads)
     _count(fields, f"{name}.embedding_length", path)
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    rope_factors = stored[ROPE_FACTORS].data if ROPE_FACTORS in stored else None
+    scaled = file.tensors.get(ROPE_FACTORS)
+    rope_factors = None if scaled is None else _dequantised(file, scaled, str(path))
     config = hf_config(fields, architecture, rope_factors, str(path))
-    tensors = GGUFTensors(reader, architecture, n_heads, n_key_value_heads, str(path))
-    if "token_embd.weight" not in stored:
+    tensors = GGUFTensors(file, architecture, n_heads, n_key_value_heads, str(path))
+    if "token_embd.weight" not in file.tensors:
         raise CorruptWeightsError(f"{path} has no token_embd.weight; the file is incomplete, download it again")
-    config["vocab_size"] = int(stored["token_embd.weight"].shape[-1])
+    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "lm_head.weight" not in tensors
     if architecture.optional_biases:
         config["attention_bias"] = any(".self_attn." in name and name.endswith(".bias") for name in tensors)
@@ -132,20 +133,42 @@ def _count(fields: Mapping[str, Any], key: str, path: Path, *, default: int | No
     return count
 
 
-def _open(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The file's reader and its metadata."""
-    gguf = require_gguf()
+def _open(path: Path) -> GGUFFile:
+    """The file, every tensor of which is there."""
+    require_gguf()
     try:
-        reader = gguf.GGUFReader(path)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
-    # The reader checks nothing: what it meets first in a damaged file decides which of these it raises.
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError, OSError) as error:
-        if isinstance(error, PermissionError):
-            raise CorruptWeightsError(f"{path} cannot be read: permission denied") from None
+        file = GGUFFile(path)
+        for tensor in file.tensors.values():
+            file.data(tensor, _block(tensor))
+    except NotImplementedError:
+        raise UnsupportedModelError(f"{path} has the other byte order; convert it with gguf's convert-endian") from None
+    except PermissionError:
+        raise CorruptWeightsError(f"{path} cannot be read: permission denied") from None
+    except (ValueError, OSError) as error:
         raise CorruptWeightsError(f"{path} is truncated or no GGUF file ({error}); download it again") from None
-    if reader.byte_order != "I":
-        raise UnsupportedModelError(f"{path} has the other byte order; convert it with gguf's convert-endian")
-    return reader, fields
+    return file
+
+
+def _kind(tensor: StoredTensor) -> Any:
+    return require_gguf().GGMLQuantizationType(tensor.kind)
+
+
+def _block(tensor: StoredTensor) -> tuple[int, int]:
+    return require_gguf().GGML_QUANT_SIZES[_kind(tensor)]
+
+
+def _dequantised(file: GGUFFile, tensor: StoredTensor, described_as: str) -> np.ndarray:
+    """float32, of the tensor's shape."""
+    stored = file.data(tensor, _block(tensor))
+    # Blocks lie one behind another, so rows may be joined. gguf works on 16 at a time, which alone are few.
+    n_joined = math.gcd(math.prod(tensor.shape[:-1]), 64)
+    try:
+        values = require_gguf().quants.dequantize(stored.reshape(-1, n_joined * stored.shape[-1]), _kind(tensor))
+    except NotImplementedError:
+        raise UnsupportedModelError(
+            f"{described_as}: {tensor.name} is quantised as {_kind(tensor).name}, not supported"
+        ) from None
+    return values.reshape(tensor.shape)
 
 
 @functools.cache
