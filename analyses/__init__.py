@@ -9,10 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.analyses.direct_attribution import DirectLogitAttribution as DirectLogitAttribution
+    from workbench.analyses.direct_attribution import direct_logit_attribution as direct_logit_attribution
     from workbench.analyses.heads import HeadStatistics as HeadStatistics
     from workbench.analyses.heads import head_statistics as head_statistics
     from workbench.analyses.induction import InductionHeads as InductionHeads
     from workbench.analyses.induction import induction_heads as induction_heads
+    from workbench.analyses.lens import LogitLens as LogitLens
+    from workbench.analyses.lens import logit_lens as logit_lens
     from workbench.analyses.patterns import HeadPattern as HeadPattern
     from workbench.analyses.patterns import head_pattern as head_pattern
     from workbench.analyses.prompts import RepeatedTokens as RepeatedTokens
@@ -29,10 +33,12 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "AttentionSinks": "sinks",
+    "DirectLogitAttribution": "direct_attribution",
     "HeadPattern": "patterns",
     "HeadStatistics": "heads",
     "InductionHeads": "induction",
     "PromptSet": "tasks",
+    "LogitLens": "lens",
     "Provenance": "result",
     "Quantity": "result",
     "RepeatedTokens": "prompts",
@@ -40,10 +46,12 @@ _MODULE_OF = {
     "ResultFileError": "result",
     "attention_sinks": "sinks",
     "chunked_text": "prompts",
+    "direct_logit_attribution": "direct_attribution",
     "head_pattern": "patterns",
     "head_statistics": "heads",
     "induction_heads": "induction",
     "load_result": "result",
+    "logit_lens": "lens",
     "repeated_random_tokens": "prompts",
 }
 __all__ = list(_MODULE_OF)

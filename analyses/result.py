@@ -29,9 +29,11 @@ FORMAT, FORMAT_VERSION = "attention-workbench result", 2
 # Where each kind of result lives: a file names its kind, never a module.
 _CLASSES = {
     "attention_sinks": ("workbench.analyses.sinks", "AttentionSinks"),
+    "direct_logit_attribution": ("workbench.analyses.direct_attribution", "DirectLogitAttribution"),
     "head_pattern": ("workbench.analyses.patterns", "HeadPattern"),
     "head_statistics": ("workbench.analyses.heads", "HeadStatistics"),
     "induction_heads": ("workbench.analyses.induction", "InductionHeads"),
+    "logit_lens": ("workbench.analyses.lens", "LogitLens"),
 }
 
 

@@ -10,6 +10,7 @@ from workbench.analyses.figures.export import write_html as write_html
 from workbench.analyses.figures.heads import effects as effects
 from workbench.analyses.figures.heads import head_map as head_map
 from workbench.analyses.figures.heads import head_scatter as head_scatter
+from workbench.analyses.figures.lens import lens_map as lens_map
 from workbench.analyses.figures.pattern import pattern_map as pattern_map
 from workbench.analyses.figures.positions import curves as curves
 from workbench.analyses.figures.positions import position_bars as position_bars

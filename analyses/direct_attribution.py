@@ -1,0 +1,219 @@
+"""Direct logit attribution: what each component writes towards one logit and away from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.analyses.result import Drawing, Quantity, Result
+from workbench.analyses.running import cached, provenance
+from workbench.analyses.support import check_model, emits_statistics
+
+if TYPE_CHECKING:
+    from workbench.analyses.tasks import PromptSet
+
+TOLERANCE = 1e-4  # of the parts' sum, as a share of the largest logit difference
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class DirectLogitAttribution(Result):
+    """Contributions to the logit difference at each prompt's last token, in logits, mean over prompts and per prompt.
+
+    ``head_contribution`` [layer, head], ``mlp_contribution`` and ``attention_bias_contribution`` [layer],
+    ``embedding_contribution`` and ``constant_contribution`` are means; ``prompt_head_contribution`` [prompt, layer,
+    head] and so on hold every prompt's. All parts of a prompt sum to
+    ``logit_difference`` [prompt], up to ``gap`` [prompt], which is rounding.
+    """
+
+    kind: ClassVar[str] = "direct_logit_attribution"
+    all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "layers")
+    frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
+    further_tables: ClassVar = {"layers": ("layer",), "prompts": ("prompt",)}
+
+    def top(self, n: int = 5) -> list[tuple[int, int]]:
+        """The ``n`` heads with the largest contributions, whatever their sign, in order."""
+        order = np.argsort(-np.abs(self["head_contribution"]), axis=None, kind="stable")[:n]
+        return [tuple(map(int, np.unravel_index(place, self["head_contribution"].shape))) for place in order]  # type: ignore[misc]
+
+    def summary(self) -> str:
+        heads = ", ".join(
+            f"L{layer}H{head} {self['head_contribution'][layer, head]:+z.3f}" for layer, head in self.top()
+        )
+        whole = self["logit_difference"]
+        names = {"all heads": "head", "MLPs": "mlp", "embeddings": "embedding", "attention biases": "attention_bias",
+                 "biases of the final norm and the unembedding": "constant"}  # fmt: skip
+        sums = [f"{words} {self[f'{name}_contribution'].sum():+z.3f}" for words, name in names.items()]
+        return "\n".join(
+            [
+                self.provenance.sentence(),
+                f"Logit difference at the last token, mean over {len(whole)} prompts: {whole.mean():+z.3f}.",
+                f"Largest heads: {heads}.",
+                f"Together: {', '.join(sums)}.",
+                f"The parts miss the logit difference by {np.abs(self['gap']).max():.1e} at most (rounding).",
+            ]
+        )
+
+    def _draw_map(self, *, theme: str = "light") -> Drawing:
+        from workbench.analyses import figures
+
+        return Drawing(
+            figures.head_map(
+                self["head_contribution"], label="contribution (logits)", signed=True, marked=self.top(3), theme=theme
+            ),
+            "Direct contribution of every head to the logit difference",
+            self.define("head_contribution"),
+        )
+
+    def _draw_layers(self, *, theme: str = "light") -> Drawing:
+        from workbench.analyses import figures
+
+        series = {"attention heads": self["head_contribution"].sum(axis=1), "MLP": self["mlp_contribution"]}
+        return Drawing(
+            figures.curves(series, x_label="layer", y_label="contribution (logits)", theme=theme),
+            "Direct contribution of every layer to the logit difference",
+            self.define("head_contribution", "mlp_contribution"),
+        )
+
+
+@torch.no_grad()
+def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttribution:
+    """Splits logit(target) − logit(foil), at the last token of each prompt, into what each component wrote.
+
+    The stream that is unembedded is the sum of the embedding and of what every head and MLP added. With the scale of
+    the final norm (and of norms on sublayers' outputs) held at its value in this run, each part goes through them
+    linearly (Elhage et al. 2021, "Logit attribution"; nostalgebraist 2020). The unit is logits before a soft cap.
+
+    A part says what a component wrote itself, not what its output made later layers write: ablation says that.
+
+    Raises:
+        ValueError: prompts without foils, or a model whose stream is no sum: post-norm, or a masked-LM head.
+    """
+    check_model(model, predicts=True)
+    cfg = model.cfg
+    if not emits_statistics(model):
+        raise ValueError("direct_logit_attribution needs a HookedTransformer; load it with from_pretrained")
+    if cfg.norm_placement == "post" or cfg.use_mlm_head:
+        raise ValueError(f"{cfg.model_name} normalises its stream in every layer, so its logits are no sum of parts")
+    if prompts.foil is None:
+        raise ValueError("direct_logit_attribution splits a logit difference, so each prompt needs a foil")
+    parts = _Parts(model, prompts)
+    heads, biases, mlps = (torch.stack(found, dim=1) for found in zip(*parts.layers(), strict=True))
+    embedding = parts.contribution(parts.at("blocks.0.hook_resid_pre"))
+    constant = parts.constant()
+    logits = model(prompts.tokens, attention_mask=prompts.real) if cfg.output_logits_soft_cap is None else None
+    whole = parts.whole() if logits is None else parts.logit_difference(logits)
+    gap = whole - heads.sum(dim=(1, 2)) - biases.sum(dim=1) - mlps.sum(dim=1) - embedding - constant
+    if bool((gap.abs() > TOLERANCE * whole.abs().max().clamp_min(1)).any()):
+        raise ValueError(
+            f"the parts miss the logit difference by {float(gap.abs().max()):.1e}: the model's type is too narrow, or "
+            "a hook is active that breaks the sum; use float32"
+        )
+    return DirectLogitAttribution(
+        quantities=_quantities(heads, biases, mlps, embedding, constant, whole, gap),
+        provenance=provenance(model, prompts.sequences),
+        settings={"prompts": prompts.name},
+    )
+
+
+class _Parts:
+    """What was written to the stream at the last token of each prompt, and its share of the logit difference."""
+
+    def __init__(self, model: Any, prompts: PromptSet) -> None:
+        self.model, self.prompts = model, prompts
+        device = model.cfg.device
+        self.rows = prompts.rows.to(device)  # [prompt, 1]
+        target, foil = prompts.target.to(device), prompts.foil.to(device)
+        directions = model.tokens_to_residual_directions(target) - model.tokens_to_residual_directions(foil)
+        self.direction = directions.double()  # [prompt, d_model], of the normalised stream
+        self.bias = (model.logit_bias(target) - model.logit_bias(foil)).double()
+        norms = [name for name in model.hook_dict if name.endswith(("ln1_post.hook_scale", "ln2_post.hook_scale"))]
+        suffixes = ("attn.hook_z", "hook_attn_out", "hook_mlp_out")
+        written = [f"blocks.{layer}.{suffix}" for layer in range(model.cfg.n_layers) for suffix in suffixes]
+        last = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+        names = ["blocks.0.hook_resid_pre", last, *written, *norms]
+        values = cached(model, prompts.sequences.to(device), names)
+        self.values = {name: self._last(values[name]) for name in names}
+        self.stream = self.values[last]
+        self.scale = self._scale(self.stream)
+
+    def at(self, name: str) -> Tensor:
+        return self.values[name]
+
+    def layers(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Contributions of a layer's heads [prompt, head], of its attention bias and of its MLP, each [prompt]."""
+        for layer, block in enumerate(self.model.blocks):
+            z = self.at(f"blocks.{layer}.attn.hook_z")  # [prompt, n_heads, d_head]
+            heads = torch.einsum("phe,hed->phd", z, block.attn.W_O.double())
+            out = self.at(f"blocks.{layer}.hook_attn_out")
+            if hasattr(block, "ln1_post"):
+                heads = self._through(block.ln1_post, heads, self.at(f"blocks.{layer}.ln1_post.hook_scale")[:, None])
+            of_heads = self.contribution(heads)
+            yield (
+                of_heads,
+                self.contribution(out) - of_heads.sum(dim=1),
+                self.contribution(self.at(f"blocks.{layer}.hook_mlp_out")),
+            )
+
+    def contribution(self, part: Tensor) -> Tensor:
+        """A part's share [prompt, …] of the logit difference; part [prompt, …, d_model]."""
+        if getattr(self.model.ln_final, "centred", False):
+            part = part - part.mean(dim=-1, keepdim=True)
+        between = [1] * (part.dim() - 2)
+        direction, scale = (x.view(len(x), *between, x.shape[-1]) for x in (self.direction, self.scale))
+        return (part / scale * direction).sum(dim=-1)
+
+    def constant(self) -> Tensor:
+        """What no part wrote: the final norm's bias and the unembedding's, [prompt]."""
+        return self.bias
+
+    def whole(self) -> Tensor:
+        """The logit difference [prompt] before a soft cap, from the whole stream."""
+        return self.contribution(self.stream) + self.bias
+
+    def logit_difference(self, logits: Tensor) -> Tensor:
+        return self.prompts.logit_difference()(logits.gather(1, self.rows[..., None].expand(-1, -1, logits.shape[-1])))
+
+    def _last(self, value: Tensor) -> Tensor:
+        """value [prompt, pos, …] at the last token, float64 [prompt, …]."""
+        return value[torch.arange(len(value), device=value.device), self.rows[:, 0]].double()
+
+    def _scale(self, stream: Tensor) -> Tensor:
+        norm = self.model.ln_final
+        centred = stream - stream.mean(dim=-1, keepdim=True) if norm.centred else stream
+        return (centred.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt()
+
+    @staticmethod
+    def _through(norm: Any, part: Tensor, scale: Tensor) -> Tensor:
+        """A part of a sublayer's output behind the norm on it, whose scale is held; its bias is nobody's part."""
+        part = part - part.mean(dim=-1, keepdim=True) if norm.centred else part
+        return part / scale * norm.gain.double()
+
+
+def _quantities(
+    heads: Tensor, biases: Tensor, mlps: Tensor, embedding: Tensor, constant: Tensor, whole: Tensor, gap: Tensor
+) -> dict[str, Quantity]:
+    unit = "logits"
+    parts = {
+        "head": (heads, ("layer", "head"), "what the head's output z W_O adds to logit(target) − logit(foil)"),
+        "attention_bias": (
+            biases,
+            ("layer",),
+            "what the attention's output bias adds, and its norm's where it has one",
+        ),
+        "mlp": (mlps, ("layer",), "what the MLP's output adds, its bias included"),
+        "embedding": (embedding, (), "what the embeddings, with positions, add"),
+        "constant": (constant, (), "what the final norm's bias and the unembedding's bias add"),
+    }
+    found: dict[str, Quantity] = {}
+    for name, (values, axes, definition) in parts.items():
+        array = values.cpu().numpy()
+        found[f"{name}_contribution"] = Quantity(array.mean(axis=0), axes, unit, f"{definition}, mean over prompts")
+        found[f"prompt_{name}_contribution"] = Quantity(array, ("prompt", *axes), unit, f"{definition}, of each prompt")
+    found["logit_difference"] = Quantity(whole.cpu().numpy(), ("prompt",), unit, "logit(target) − logit(foil)")
+    found["gap"] = Quantity(gap.cpu().numpy(), ("prompt",), unit, "logit difference less the sum of all parts")
+    return found

@@ -1,0 +1,69 @@
+"""What each depth of a model predicts, as text on a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from workbench.analyses.figures.style import (
+    COLOURBAR_ROOM,
+    SCORE_SCALE,
+    blank_figure,
+    colour_of_text,
+    colourbar,
+    show_token,
+)
+
+MOST_PRINTED = 1200  # cells with text
+SHOWN_CHARACTERS = 8
+
+
+def lens_map(
+    probability: np.ndarray, predicted: np.ndarray, tokens: Sequence[str], *, theme: str = "light"
+) -> go.Figure:
+    """Depth × position map of predictions: colour is the probability, text the token, as far as there is room.
+
+    Args:
+        probability: [depth, query].
+        predicted: text [depth, query].
+        tokens: labels of the positions.
+    """
+    n_depths, n_tokens = probability.shape
+    figure = blank_figure(theme, height=max(320, 21 * n_depths + 130))
+    figure.update_layout(margin=COLOURBAR_ROOM)
+    shown = np.vectorize(show_token, otypes=[object])(predicted)
+    figure.add_trace(
+        go.Heatmap(
+            z=probability,
+            x=list(tokens),
+            customdata=shown,
+            hovertemplate="after %{y} layers, at %{x}: %{customdata}, %{z:.3f}<extra></extra>",
+            colorscale=SCORE_SCALE,
+            zmin=0,
+            zmax=1,
+            colorbar=colourbar("probability of the most likely token"),
+        )
+    )
+    if probability.size <= MOST_PRINTED and n_tokens <= 40:
+        figure.update_layout(
+            annotations=[
+                {
+                    "x": query,
+                    "y": depth,
+                    "text": _short(predicted[depth, query]),
+                    "showarrow": False,
+                    "font": {"size": 9, "color": colour_of_text(SCORE_SCALE, float(probability[depth, query]))},
+                }
+                for depth in range(n_depths)
+                for query in range(n_tokens)
+            ]
+        )
+    figure.update_xaxes(title="text", type="category", tickangle=-60, showgrid=False)
+    figure.update_yaxes(title="depth (layers applied)", dtick=1 if n_depths <= 40 else 4, showgrid=False)
+    return figure
+
+
+def _short(text: str) -> str:
+    return show_token(text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…")
