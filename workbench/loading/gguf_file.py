@@ -113,7 +113,10 @@ class GGUFFile:
         n_dimensions = self._number("I")
         if not 1 <= n_dimensions <= _MAX_DIMENSIONS:
             raise ValueError(f"a tensor has {n_dimensions} dimensions")
-        return tuple(self._number("Q") for _ in range(n_dimensions))[::-1]  # the file begins with the last axis
+        axes = tuple(self._number("Q") for _ in range(n_dimensions))
+        if 0 in axes:
+            raise ValueError("a tensor has an axis of length 0")
+        return axes[::-1]  # the file begins with the last axis
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
