@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from workbench.analyses.result import load_result as load_result
     from workbench.analyses.sinks import AttentionSinks as AttentionSinks
     from workbench.analyses.sinks import attention_sinks as attention_sinks
+    from workbench.analyses.tasks import PromptFileError as PromptFileError
     from workbench.analyses.tasks import PromptSet as PromptSet
+    from workbench.analyses.tasks import YearPrompts as YearPrompts
+    from workbench.analyses.tasks import factual_recall as factual_recall
+    from workbench.analyses.tasks import greater_than as greater_than
+    from workbench.analyses.tasks import indirect_objects as indirect_objects
+    from workbench.analyses.tasks import read_prompts as read_prompts
+    from workbench.analyses.tasks import subject_verb_agreement as subject_verb_agreement
 
 _MODULE_OF = {
     "AttentionSinks": "sinks",
@@ -37,22 +44,29 @@ _MODULE_OF = {
     "HeadPattern": "patterns",
     "HeadStatistics": "heads",
     "InductionHeads": "induction",
-    "PromptSet": "tasks",
     "LogitLens": "lens",
+    "PromptFileError": "tasks",
+    "PromptSet": "tasks",
     "Provenance": "result",
     "Quantity": "result",
     "RepeatedTokens": "prompts",
     "Result": "result",
     "ResultFileError": "result",
+    "YearPrompts": "tasks",
     "attention_sinks": "sinks",
     "chunked_text": "prompts",
     "direct_logit_attribution": "direct_attribution",
+    "factual_recall": "tasks",
+    "greater_than": "tasks",
     "head_pattern": "patterns",
     "head_statistics": "heads",
+    "indirect_objects": "tasks",
     "induction_heads": "induction",
     "load_result": "result",
     "logit_lens": "lens",
+    "read_prompts": "tasks",
     "repeated_random_tokens": "prompts",
+    "subject_verb_agreement": "tasks",
 }
 __all__ = list(_MODULE_OF)
 

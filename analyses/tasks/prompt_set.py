@@ -106,6 +106,40 @@ class PromptSet:
         return self.subset(order[:middle].sort().values), self.subset(order[middle:].sort().values)
 
 
+@dataclass(frozen=True, eq=False)
+class YearPrompts(PromptSet):
+    """Prompts that call for a year later than the one they name (Hanna et al. 2023).
+
+    Args:
+        years: int64 [year], the tokens of the numbers 0 to 99, or of the digits 0 to 9, that end a year.
+        start: int64 [prompt], the number that ends the first year.
+    """
+
+    years: Tensor
+    start: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if tuple(self.start.shape) != (len(self),) or not 0 <= int(self.start.min()) <= int(self.start.max()) < len(
+            self.years
+        ):
+            raise ValueError("start must hold one number for each prompt, an index into years")
+
+    def probability_difference(self) -> Metric:
+        """Σ p of the later years less Σ p of the others, the first year among them; from −1 to 1."""
+        years, rows = self.years, self.rows
+        sign = torch.where(torch.arange(len(years)) > self.start[:, None], 1.0, -1.0)  # [prompt, year]
+
+        def score(logits: Tensor) -> Tensor:
+            at = logits[:, 0].softmax(dim=-1)[:, years.to(logits.device)]
+            return (at * sign.to(at)).sum(dim=1)
+
+        return Metric("probability difference", "probability", rows, score)
+
+    def _per_prompt(self) -> tuple[str, ...]:
+        return (*super()._per_prompt(), "start")
+
+
 def _refuse(wrong: Tensor, what: str) -> None:
     """Names the first prompt that is wrong; bool [prompt]."""
     if bool(wrong.any()):
