@@ -52,7 +52,7 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self._bytes = np.memmap(path, mode="r", dtype=np.uint8).view(np.ndarray)
-        self._buffer = memoryview(self._bytes)
+        self._buffer = self._bytes.data
         self._position = 0
         if bytes(self._take(4)) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
