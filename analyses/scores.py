@@ -122,7 +122,8 @@ class HeadScore:
     @property
     def mean(self) -> np.ndarray:
         """[layer, head]; NaN where no row counts."""
-        return _ratio(self.sums.sum(axis=0), self.counts.sum(axis=0)[:, None])
+        counts = self.counts.sum(axis=0)[:, None]
+        return self.sums.sum(axis=0) / np.where(counts > 0, counts, np.nan)
 
     @property
     def coverage(self) -> float:
@@ -134,13 +135,13 @@ class HeadScore:
         Returns low and high, each [layer, head], or None for fewer than 20 such sequences. A layer in which no row
         counts has NaN.
         """
-        used = (self.counts > 0).any(axis=1)
-        sums, counts = self.sums[used], self.counts[used, :, None]
-        if len(counts) < MIN_FOR_INTERVAL:
+        used, layers = (self.counts > 0).any(axis=1), (self.counts > 0).any(axis=0)
+        if used.sum() < MIN_FOR_INTERVAL:
             return None
+        sums, counts = self.sums[used][:, layers], self.counts[used][:, layers, None]
         found = scipy.stats.bootstrap(
             (sums, counts * np.ones_like(sums)),
-            lambda sums, counts, axis: _ratio(sums.sum(axis=axis), counts.sum(axis=axis)),
+            lambda sums, counts, axis: sums.sum(axis=axis) / counts.sum(axis=axis),
             paired=True,
             vectorized=True,
             axis=0,
@@ -150,11 +151,9 @@ class HeadScore:
             method="percentile",
             rng=np.random.default_rng(seed),
         )
-        return found.confidence_interval.low, found.confidence_interval.high
-
-
-def _ratio(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return sums / np.where(counts > 0, counts, np.nan)
+        ends = np.full((2, *self.sums.shape[1:]), np.nan)
+        ends[:, layers] = found.confidence_interval
+        return ends[0], ends[1]
 
 
 @dataclass(frozen=True, eq=False)
