@@ -150,7 +150,8 @@ class GenerationMethods:
         for _ in range(max_new_tokens):
             before, after = cache.length(), cache.length(mask[:, n_read:])
             if n_read and scaling is not None and scaling.changes_between(before, after):
-                cache, n_read = KVCache(cache.window, cache.n_sink_tokens), 0  # what it holds was rotated otherwise
+                # What it holds was rotated otherwise.
+                cache, n_read = KVCache(cache.window, cache.n_sink_tokens, cache.sink_start), 0
             logits = forward(tokens[:, n_read:], attention_mask=mask[:, n_read:], kv_cache=cache)
             n_read = tokens.shape[1]
             next_tokens = choose(logits[:, -1])

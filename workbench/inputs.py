@@ -134,7 +134,8 @@ class InputMethods:
                 f"n_sink_tokens re-bases positions, but this model's are {cfg.positional_embedding_type} and part of "
                 "the embedding; use a model whose positions are rotary, alibi or relative"
             )
-        if cache.window is not None and "local" in cfg.layer_types and cfg.n_global_tokens > cache.n_sink_tokens:
+        n_first = 0 if cache.sink_start else cache.n_sink_tokens
+        if cache.window is not None and "local" in cfg.layer_types and cfg.n_global_tokens > n_first:
             raise ValueError(
                 f"the kv_cache's window would evict some of the {cfg.n_global_tokens} n_global_tokens that this model "
                 f"sees at any distance; pass KVCache(window=…, n_sink_tokens={cfg.n_global_tokens})"

@@ -36,6 +36,9 @@ class KVCache:
     - the last ``window`` tokens: ``KVCache(window=…)``
     - the first ``n_sink_tokens`` and the last ``window - n_sink_tokens``: StreamingLLM (Xiao et al. 2023, section 3.2)
 
+    ``sink_start`` keeps as many tokens from that position of each text on in place of the first ones: a control that
+    has the same budget.
+
     With a window, positions (rotary, ALiBi, relative, a layer's own window, distances in statistics) count within the
     cache, so that a text of any length stays within the trained context. A query then sees at most ``window`` tokens,
     its own included.
@@ -50,11 +53,12 @@ class KVCache:
         positions: int64 [batch, pos], their positions in their texts, evicted tokens counted.
 
     Raises:
-        ValueError: a window that leaves no room for recent tokens, or sink tokens without a window.
+        ValueError: a window that leaves no room for recent tokens, sink tokens without a window, or a start of none.
     """
 
     window: int | None = None
     n_sink_tokens: int = 0
+    sink_start: int = 0
     n_seen: Tensor | None = field(default=None, init=False)
     real: Tensor | None = field(default=None, init=False)
     tokens: Tensor | None = field(default=None, init=False)
@@ -64,12 +68,14 @@ class KVCache:
     _layers: dict[int, _Layer] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        for name in ("window", "n_sink_tokens"):
+        for name in ("window", "n_sink_tokens", "sink_start"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
                 raise ValueError(f"{name} must be a whole number, not negative, got {size!r}")
         if self.n_sink_tokens and self.window is None:
             raise ValueError("n_sink_tokens are what a window keeps beside recent tokens; give window=…")
+        if self.sink_start and not self.n_sink_tokens:
+            raise ValueError("sink_start says where the n_sink_tokens begin; give n_sink_tokens=…")
         if self.window is not None and self.window <= self.n_sink_tokens:
             raise ValueError(
                 f"window must exceed n_sink_tokens, so that recent tokens have a place; "
@@ -172,20 +178,14 @@ class KVCache:
         surplus = 0 if self.window is None else len(self) + n_new - self.window
         if surplus <= 0:
             return
-        length, n_sink = len(self), self.n_sink_tokens
-        n_recent = length - surplus - n_sink  # not negative: ``pieces`` has cut the text
-        # Each row keeps its own first real tokens; where these are still recent, a pad holds their place.
-        rank = self.real.long().cumsum(dim=1)
-        order = torch.where(self.real & (rank <= n_sink), rank, length + 1)
-        sinks = order.argsort(dim=1, stable=True)[:, :n_sink]  # [batch, n_sink]
-        found = order.gather(1, sinks) <= n_sink
-        kept_sinks = found & (sinks < length - n_recent)
-        recent = torch.arange(length - n_recent, length, device=sinks.device).expand(len(sinks), -1)
-        columns = torch.cat((sinks, recent), dim=1)
-        self.real = torch.cat((kept_sinks, self.real.gather(1, recent)), dim=1)
-        # Pads must lie on the left: rows that still miss sink tokens move their pads there.
-        packed = self.real.long().argsort(dim=1, stable=True)
-        self.real, columns = self.real.gather(1, packed), columns.gather(1, packed)
+        length = len(self)
+        # Sink tokens stay first, then the more recent the better, and pads, which lie on the left, last.
+        is_sink = self.real & (self.positions >= self.sink_start)
+        is_sink &= self.positions < self.sink_start + self.n_sink_tokens
+        age = torch.arange(length, 0, -1, device=self.real.device)
+        age = age + length * ((~self.real).long() - is_sink.long())
+        columns = age.argsort(dim=1, stable=True)[:, : length - surplus].sort(dim=1).values
+        self.real = self.real.gather(1, columns)
         self.tokens, self.previous, self.positions = (
             held.gather(1, columns) for held in (self.tokens, self.previous, self.positions)
         )

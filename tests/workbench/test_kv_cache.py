@@ -412,14 +412,35 @@ def test_a_window_streams_a_text_beyond_the_context():
         read(build(n_ctx=8, positional_embedding_type="learned"), tokens, [8, 1], cache=KVCache(window=4))
 
 
+@pytest.mark.parametrize("start", [1, 3, 9])
+def test_other_tokens_than_the_first_can_be_kept(start):
+    """Logits of one layer are those of the kept tokens alone; with more layers what was read before stays as it was."""
+    model = build(n_layers=1, positional_embedding_type="alibi", n_heads=2, n_key_value_heads=1)
+    tokens, lengths = text(2, 14), (14, 11)
+    real = left_padded(lengths, 14)
+    for sizes in chunkings(14):
+        cache = KVCache(window=6, n_sink_tokens=2, sink_start=start)
+        found = read(model, tokens, sizes, real, cache)
+        for row, length in enumerate(lengths):
+            own = tokens[row, 14 - length :]
+            for t in range(length):
+                chosen = {j for j in (start, start + 1) if j <= t}
+                others = [j for j in range(t + 1) if j not in chosen]
+                kept = sorted(chosen | set(others[len(others) - min(len(others), 6 - len(chosen)) :]))
+                expected = read_at_once(model, own[None, kept])[:, -1]
+                assert_same(found[row : row + 1, 14 - length + t], expected)
+            assert cache.positions[row][cache.real[row]].tolist() == kept
+
+
 def test_global_tokens_stay_where_sinks_keep_them():
     """Sinks are the first columns of the cache, so a local layer goes on seeing them."""
     model = build(n_layers=1, window_size=2, n_global_tokens=1, positional_embedding_type="none")
     tokens = text(1, 9)
     expected = read_at_once(model, tokens)  # one global token and the last two are within any window of 3 or more
     assert_same(read(model, tokens, [4, 5], cache=KVCache(window=4, n_sink_tokens=1)), expected)
-    with pytest.raises(ValueError, match="n_global_tokens.*n_sink_tokens=1"):
-        read(model, tokens, [9], cache=KVCache(window=4))
+    for cache in (KVCache(window=4), KVCache(window=4, n_sink_tokens=1, sink_start=1)):
+        with pytest.raises(ValueError, match="n_global_tokens.*n_sink_tokens=1"):
+            read(model, tokens, [9], cache=cache)
 
 
 # Memory
@@ -516,6 +537,7 @@ def test_statistics_are_of_one_piece():
         ({"window": 4, "n_sink_tokens": -1}, "n_sink_tokens must be a whole number"),
         ({"window": 4, "n_sink_tokens": 4}, "window must exceed n_sink_tokens"),
         ({"n_sink_tokens": 1}, "give window="),
+        ({"window": 4, "sink_start": 1}, "give n_sink_tokens="),
     ],
 )
 def test_policies_that_make_no_sense_are_refused(arguments, message):
