@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.kernels.checks import check_scores, check_sink_logits, check_values
+from workbench.kernels.checks import check_scores, check_sink_logits, check_type, check_values
 from workbench.kernels.masks import AttentionMask
 from workbench.kernels.reference import reference_attention
 from workbench.kernels.scores import ScoreRule
@@ -74,9 +74,10 @@ def attention(
     check_values(v, q, k)
     check_sink_logits(sink_logits, q.shape[1], q.device)
     request = StatisticsRequest() if statistics is None else statistics
+    check_type("statistics", request, StatisticsRequest)
     request.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
     request = request.of_real_queries(mask.query_padding)
-    if backend != "auto" and backend not in BACKENDS:
+    if backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend must be one of {', '.join(('auto', *BACKENDS))}, got {backend!r}")
     has_triton = find_spec("triton") is not None
     if backend == "triton" and not has_triton:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from workbench.kernels.checks import check_scores, check_sink_logits
-from workbench.kernels.masks import AttentionMask
+from workbench.kernels.masks import AttentionMask, is_whole
 from workbench.kernels.reference import attention_weights
 from workbench.kernels.scores import prepared, rectangle_scores
 
@@ -54,9 +54,13 @@ def attention_pattern(
 
 def _indices(name: str, chosen: slice | Tensor, size: int, device: torch.device) -> Tensor:
     if isinstance(chosen, slice):
+        parts = (chosen.start, chosen.stop, chosen.step)
+        if not all(part is None or is_whole(part) for part in parts) or (chosen.step is not None and chosen.step < 1):
+            raise ValueError(f"{name} must be a slice of whole numbers that goes forwards, got {chosen}")
         return torch.arange(size, device=device)[chosen]
     if not isinstance(chosen, Tensor) or chosen.dtype != torch.int64 or chosen.ndim != 1:
-        raise ValueError(f"{name} must be a slice or an int64 tensor with one axis")
+        found = f"{chosen.dtype} {list(chosen.shape)}" if isinstance(chosen, Tensor) else type(chosen).__name__
+        raise ValueError(f"{name} must be a slice or an int64 tensor with one axis, got {found}")
     if chosen.numel() and (chosen.min() < -size or chosen.max() >= size):
         raise ValueError(f"{name} must lie within the {size} there are, got {int(chosen.min())} to {int(chosen.max())}")
     return (chosen % size if size else chosen).to(device)

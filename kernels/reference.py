@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.kernels.checks import check_scores, check_sink_logits
+from workbench.kernels.checks import check_layout, check_scores, check_sink_logits, check_table, check_type
 from workbench.kernels.masks import AttentionMask, VisibleKeys
 from workbench.kernels.scores import ScoreRule, prepared, real_entries, rectangle_scores
 from workbench.kernels.statistics import (
@@ -52,7 +52,11 @@ def attention_weights(scores: Tensor, sink_logits: Tensor | None = None) -> tupl
     Returns:
         The pattern [batch, head, query, key], lse [batch, head, query], and the virtual column's weight
         [batch, head, query] or None. A row without a key has weights 0 and lse -inf (or its sink logit).
+
+    Raises:
+        ValueError: scores of another layout, or sink logits that do not fit them.
     """
+    check_layout("scores", scores, "[batch, head, query, key]")
     n_keys = scores.shape[3]
     if sink_logits is None:
         column = scores.new_full((*scores.shape[:3], 1), -torch.inf)
@@ -77,8 +81,12 @@ def pattern_statistics(
     includes it.
 
     Raises:
-        ValueError: a request or mask that does not fit the pattern.
+        ValueError: naming the argument that does not fit.
     """
+    check_layout("pattern", pattern, "[batch, head, query, key]")
+    check_type("mask", mask, AttentionMask)
+    check_type("request", request, StatisticsRequest)
+    check_table("virtual_mass", virtual_mass, list(pattern.shape[:3]), pattern.device)
     batch, n_heads, n_queries, n_keys = pattern.shape
     request.check(batch, n_heads, n_queries, n_keys, pattern.device)
     request = request.of_real_queries(mask.query_padding)

@@ -85,6 +85,8 @@ class StatisticsRequest:
             raise ValueError(f"offsets must differ from each other, got {self.offsets}")
         if not isinstance(self.match, (Mapping, tuple)):
             raise ValueError(f"match must map names to MatchLabels, or be a tuple of names, got {self.match!r}")
+        if not all(isinstance(name, str) for name in self.match):
+            raise ValueError(f"match must have strings as names, got {list(self.match)!r}")
         for name, labels in self.match.items() if isinstance(self.match, Mapping) else ():
             if not isinstance(labels, MatchLabels):
                 raise ValueError(f"match[{name!r}] must be MatchLabels, got {type(labels).__name__}")
@@ -256,9 +258,14 @@ def match_labels(
     """
     _check_labels("tokens", tokens)
     real = tokens >= 0
-    for argument, tensor in (("key_padding", key_padding), ("documents", documents)):
-        if tensor is not None and tensor.shape != tokens.shape:
-            raise ValueError(f"{argument} must have the tokens' shape {list(tokens.shape)}, got {list(tensor.shape)}")
+    for argument, tensor, dtype in (("key_padding", key_padding, torch.bool), ("documents", documents, torch.int64)):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.shape != tokens.shape:
+            found = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(
+                f"{argument} must be a {dtype} tensor of the tokens' shape {list(tokens.shape)}, got {found}"
+            )
     if key_padding is not None:
         real = real & key_padding
     labels = tokens.masked_fill(~real, -1)

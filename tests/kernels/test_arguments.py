@@ -12,6 +12,9 @@ from workbench.kernels import (
     attention,
     attention_pattern,
     attention_scores,
+    attention_weights,
+    match_labels,
+    pattern_statistics,
 )
 
 Q, K = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8)
@@ -42,6 +45,8 @@ def labels(*shape):
         ({"scale": math.nan}, "scale"),
         ({"scale": math.inf}, "scale"),
         ({"scale": "1"}, "scale"),
+        ({"scale": True}, "scale"),
+        ({"softcap": True}, "softcap"),
         ({"softcap": torch.tensor(2.0)}, "softcap"),
         ({"softcap": 1e38}, "softcap"),
         ({"softcap": 0.0}, "softcap"),
@@ -57,6 +62,8 @@ def labels(*shape):
         ({"backend": "triton", "q": Q.double(), "k": K.double(), "v": K}, "^v .*dtype"),
         ({"sink_logits": torch.ones(4, device="meta")}, "sink_logits"),
         ({"backend": "fast"}, "backend"),
+        ({"backend": ["triton"]}, "backend"),
+        ({"statistics": {"entropy": True}}, "^statistics must be a StatisticsRequest, got dict"),
         ({"statistics": StatisticsRequest(match=("induction",))}, "match"),
         (
             {"statistics": StatisticsRequest(match={"x": MatchLabels(labels(2, 6), labels(2, 6))})},
@@ -80,7 +87,9 @@ def test_attention_names_what_does_not_fit(changes, name):
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"rows": 3}, "rows"),
+        ({"rows": 3}, "rows .*int"),
+        ({"rows": slice(0.5, 2)}, "rows .*0.5"),
+        ({"cols": slice(None, None, -1)}, "cols .*forwards"),
         ({"cols": torch.tensor([6])}, "cols"),
         ({"rows": torch.tensor([-6])}, "rows"),
         ({"cols": torch.tensor([0.5])}, "cols"),
@@ -100,6 +109,58 @@ def test_attention_scores_names_what_does_not_fit():
 
 
 @pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((torch.ones(4, 5, 6),), r"^scores .*\[4, 5, 6\]"),
+        ((torch.ones(2, 4, 5, 6, dtype=torch.int64),), "^scores .*int64"),
+        (([1.0],), "^scores .*list"),
+        ((torch.ones(2, 4, 5, 6), torch.ones(2)), "^sink_logits"),
+    ],
+)
+def test_attention_weights_names_what_does_not_fit(arguments, name):
+    with pytest.raises(ValueError, match=name):
+        attention_weights(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"pattern": torch.ones(4, 5, 6)}, r"^pattern .*\[4, 5, 6\]"),
+        ({"pattern": torch.ones(2, 4, 5, 6, dtype=torch.int64)}, "^pattern .*int64"),
+        ({"mask": None}, "^mask .*AttentionMask.*NoneType"),
+        ({"mask": AttentionMask(key_padding=torch.ones(2, 5, dtype=torch.bool))}, "^key_padding"),
+        ({"request": None}, "^request .*StatisticsRequest.*NoneType"),
+        ({"request": StatisticsRequest(match=("induction",))}, "^match"),
+        ({"request": StatisticsRequest(classes=labels(2, 5))}, "^classes"),
+        ({"virtual_mass": 0.5}, "^virtual_mass .*float"),
+        ({"virtual_mass": torch.ones(2, 4, 6)}, r"^virtual_mass .*\[2, 4, 5\].*\[2, 4, 6\]"),
+    ],
+)
+def test_pattern_statistics_names_what_does_not_fit(changes, name):
+    arguments = {"pattern": torch.ones(2, 4, 5, 6), "mask": MASK, "request": StatisticsRequest(entropy=True)} | changes
+    with pytest.raises(ValueError, match=name):
+        pattern_statistics(arguments.pop("pattern"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"tokens": labels(6)}, "^tokens"),
+        ({"tokens": torch.ones(2, 6)}, "^tokens .*float32"),
+        ({"name": "previous"}, "^name .*previous"),
+        ({"key_padding": torch.ones(2, 5, dtype=torch.bool)}, r"^key_padding .*\[2, 6\].*\[2, 5\]"),
+        ({"key_padding": torch.ones(2, 6)}, "^key_padding .*bool.*float32"),
+        ({"documents": torch.ones(2, 6)}, "^documents .*int64.*float32"),
+        ({"documents": [[0] * 6] * 2}, "^documents .*list"),
+    ],
+)
+def test_match_labels_names_what_does_not_fit(changes, name):
+    arguments = {"tokens": labels(2, 6), "name": "induction"} | changes
+    with pytest.raises(ValueError, match=name):
+        match_labels(**arguments)
+
+
+@pytest.mark.parametrize(
     ("kind", "field", "value"),
     [
         (StatisticsRequest, "entropy", "yes"),
@@ -112,6 +173,7 @@ def test_attention_scores_names_what_does_not_fit():
         (AttentionMask, "query_offset", 2**31),
         (StatisticsRequest, "match", "induction"),
         (StatisticsRequest, "match", {"x": 5}),
+        (StatisticsRequest, "match", ("induction", 1)),
         (StatisticsRequest, "pooled", 4),
         (StatisticsRequest, "pooled", (1.5, 2)),
         (StatisticsRequest, "top_keys", "3"),
