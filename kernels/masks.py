@@ -7,7 +7,7 @@ padding then removes single columns. Every backend reads the mask through these,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Integral
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Index = Tensor | int
+Columns = tuple[int, int]  # from the first up to the second
 
 FARTHEST = 2**30  # positions and distances fit into 32 bits, also their sums
 
@@ -223,8 +224,8 @@ class VisibleKeys:
         """Disjoint spans of columns, left to right, that hold every pair visible to a block of rows.
 
         Spans are at most ``width`` long, are made of whole blocks of the grid, and lie within one of its periods where
-        those have several blocks. A span that is not masked holds visible pairs only; one that cannot be told from the
-        bounds of the rows alone counts as masked. Spans without any visible pair are left out.
+        those end in a shorter block. Outside of its masked parts a span holds visible pairs only; what cannot be told
+        from the bounds of the rows alone counts as masked. Spans without any visible pair are left out.
         """
         bounds = (self.first, self.end, self.global_first, self.global_end)
         extremes = torch.stack([bound[batch, rows] for bound in bounds]).aminmax(dim=1)
@@ -235,15 +236,16 @@ class VisibleKeys:
         cuts = {0, self.n_keys}
         for earliest, latest, shortest, longest in intervals:
             cuts |= {grid.floor(earliest), grid.floor(shortest), grid.ceil(latest), grid.ceil(longest)}
-        pieces: list[ColumnSpan] = []
+        seen: list[Columns] = []
+        masked: list[Columns] = []
         for start, stop in pairwise(sorted(cut for cut in cuts if cut <= self.n_keys)):
             if all(earliest >= stop or longest <= start for earliest, _, _, longest in intervals):
                 continue
-            masked = not any(latest <= start and shortest >= stop for _, latest, shortest, _ in intervals)
-            if pieces and pieces[-1].masked == masked and pieces[-1].stop == start:
-                start = pieces.pop().start
-            pieces.append(ColumnSpan(start, stop, masked))
-        return [part for piece in pieces for part in self._with_padding(batch, piece.split(grid, width))]
+            _append(seen, start, stop)
+            if not any(latest <= start and shortest >= stop for _, latest, shortest, _ in intervals):
+                _append(masked, start, stop)
+        parts = [part for start, stop in seen for part in _split(start, stop, grid, width)]
+        return self._with_padding(batch, [ColumnSpan(*part, masked=_within(masked, *part)) for part in parts])
 
     def _with_padding(self, batch: int, spans: list[ColumnSpan]) -> list[ColumnSpan]:
         """Drops spans of padding, and marks as masked those that hold some."""
@@ -252,7 +254,7 @@ class VisibleKeys:
         before = self.real_before[batch]
         counts = [int(before[span.stop] - before[span.start]) for span in spans]
         return [
-            ColumnSpan(span.start, span.stop, span.masked or count < len(span))
+            span if count == len(span) else replace(span, masked=((span.start, span.stop),))
             for span, count in zip(spans, counts, strict=True)
             if count
         ]
@@ -260,26 +262,39 @@ class VisibleKeys:
 
 @dataclass(frozen=True)
 class ColumnSpan:
-    """Columns from ``start`` up to ``stop``; ``masked`` says that some pair in it may be hidden."""
+    """Columns from ``start`` up to ``stop``; in the ``masked`` ones some pair may be hidden."""
 
     start: int
     stop: int
-    masked: bool
+    masked: tuple[Columns, ...]
 
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def split(self, grid: KeyGrid, width: int) -> list[ColumnSpan]:
-        """Parts of nearly equal length, at most ``width``, made of whole blocks of the grid."""
-        edges = [self.start, self.stop]
-        if grid.blocks_per_period > 1:
-            edges[1:1] = range((self.start // grid.period + 1) * grid.period, self.stop, grid.period)
-        parts = []
-        for start, stop in pairwise(edges):
-            n_parts = -(-(stop - start) // width)
-            length = -(-(stop - start) // (n_parts * grid.size)) * grid.size
-            parts += [ColumnSpan(at, min(at + length, stop), self.masked) for at in range(start, stop, length)]
-        return parts
+
+def _append(ranges: list[Columns], start: int, stop: int) -> None:
+    """Adds columns to ranges that end at or before them; what touches becomes one range."""
+    if ranges and ranges[-1][1] == start:
+        start = ranges.pop()[0]
+    ranges.append((start, stop))
+
+
+def _split(start: int, stop: int, grid: KeyGrid, width: int) -> list[Columns]:
+    """Parts of nearly equal length, at most ``width``, made of whole blocks of the grid."""
+    edges = [start, stop]
+    if grid.period % grid.size:
+        edges[1:1] = range((start // grid.period + 1) * grid.period, stop, grid.period)
+    parts = []
+    for first, end in pairwise(edges):
+        n_parts = -(-(end - first) // width)
+        length = -(-(end - first) // (n_parts * grid.size)) * grid.size
+        parts += [(at, min(at + length, end)) for at in range(first, end, length)]
+    return parts
+
+
+def _within(ranges: list[Columns], start: int, stop: int) -> tuple[Columns, ...]:
+    """The ranges cut to the columns from ``start`` up to ``stop``."""
+    return tuple((max(first, start), min(end, stop)) for first, end in ranges if first < stop and end > start)
 
 
 def _document_bounds(documents: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.kernels.masks import ColumnSpan
+from workbench.kernels.masks import ColumnSpan, VisibleKeys
 from workbench.kernels.statistics import MatchLabels
 from workbench.kernels.tiles import RowBlock, Tiling
 
@@ -18,12 +18,14 @@ _DENSE = 1 / 16  # from this share of matching pairs on, a mask over the tile is
 class MatchList:
     """The matching pairs of a tile, one by one."""
 
-    place: Tensor  # int64 [group · pair], in the flattened tile
+    place: Tensor  # int64 [group · pair], in the flattened tile [key, group · row] of one key/value head
     row: Tensor  # int64 [group · pair], in [group · row]
 
     def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
-        """Adds the weight on matching keys, from a tile [key, group · row], to ``mass`` [group · row]."""
-        mass.index_add_(0, self.row, weights.flatten().index_select(0, self.place))
+        """Adds the weight on matching keys, from a tile, to ``mass`` [key/value head, group · row]."""
+        head = torch.arange(len(mass), device=mass.device)[:, None]
+        place, row = (head * weights[0].numel() + self.place).flatten(), (head * mass.shape[1] + self.row).flatten()
+        mass.view(-1).index_add_(0, row, weights.view(-1).index_select(0, place))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +36,8 @@ class MatchMask:
 
     def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
         """As for a list; ``scratch`` has the size of the weights and is overwritten."""
-        tile = weights.unflatten(1, (-1, self.mask.shape[2]))
-        mass += torch.mul(tile, self.mask, out=scratch.view(tile.shape)).flatten(1).sum(0)
+        tile = weights.unflatten(2, (-1, self.mask.shape[2]))
+        mass += torch.mul(tile, self.mask, out=scratch.view(tile.shape)).flatten(2).sum(1)
 
 
 TileMatches = MatchList | MatchMask
@@ -43,24 +45,28 @@ TileMatches = MatchList | MatchMask
 
 @dataclass(frozen=True, eq=False)
 class MatchRuns:
-    """Key columns in the order of their labels, and for every query the run of earlier keys with its label."""
+    """Key columns in the order of their labels, and for every query the run of earlier keys with its label.
+
+    A run reaches from the first key that the query sees to the last one; hidden keys may lie between them.
+    """
 
     columns: Tensor  # int64 [batch, key]
     first: Tensor  # int64 [batch, query], where in ``columns`` the run begins
     count: Tensor  # int64 [batch, query]
 
     @classmethod
-    def of(cls, labels: MatchLabels, query_offset: int) -> MatchRuns:
+    def of(cls, labels: MatchLabels, mask: VisibleKeys) -> MatchRuns:
         n_queries, n_keys = labels.query.shape[1], labels.key.shape[1]
         both = torch.cat((labels.query, labels.key), 1)
         _, ranks = both.unique(return_inverse=True)  # labels may be large, ranks are not
         query, key = ranks.split((n_queries, n_keys), 1)
         place, columns = (key * (n_keys + 1) + torch.arange(n_keys, device=key.device)).sort(dim=1)  # label, column
-        position = torch.arange(n_queries, device=key.device) + query_offset
+        position = torch.arange(n_queries, device=key.device) + mask.query_offset
+        lowest = torch.minimum(mask.first, mask.global_first)
+        highest = torch.minimum(torch.maximum(mask.end, mask.global_end), position.clamp(min=0))
         start = query * (n_keys + 1)
-        first = torch.searchsorted(place, start)
-        end = torch.searchsorted(place, start + position.clamp(0, n_keys))
-        return cls(columns, first, torch.where(labels.query < 0, 0, end - first))
+        first, end = torch.searchsorted(place, start + lowest), torch.searchsorted(place, start + highest)
+        return cls(columns, first, torch.where(labels.query < 0, 0, (end - first).clamp(min=0)))
 
 
 class MatchPairs:
@@ -69,7 +75,7 @@ class MatchPairs:
     def __init__(self, labels: MatchLabels, tiling: Tiling) -> None:
         self._labels, self._group, self._dtype = labels, tiling.group, tiling.keys.dtype
         self._offset = tiling.rule.mask.query_offset
-        self._runs = MatchRuns.of(labels, self._offset)
+        self._runs = MatchRuns.of(labels, tiling.rule.mask)
 
     def tiles(self, block: RowBlock, spans: list[ColumnSpan]) -> list[TileMatches | None]:
         """The matches of every span with a block of rows; None where there are none."""

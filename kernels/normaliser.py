@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workbench.kernels.masks import KeyGrid
 from workbench.kernels.scores import LOG2_E
-from workbench.kernels.tiles import RowBlock, Tiling, hide
+from workbench.kernels.tiles import Place, RowBlock, Tiling, hide
 from workbench.kernels.workers import run_pieces
 
 _LARGE = 32.0  # from here on the rounding of lse, in base 2, exceeds 1e-6 of a weight
@@ -47,9 +47,12 @@ class Normaliser:
         _add_tiles(tiling, in_base_2, rest, pieces, grid)
         return cls(in_base_2, rest.masked_fill(rest == -torch.inf, 0.0))
 
-    def parts(self, place: tuple[int, int, slice, slice]) -> list[Tensor]:
-        """What to subtract from the scores of the rows at ``place``, one after the other, [group · row] each."""
-        return [part[place].flatten() for part in (self.lse, self.rest) if part is not None]
+    def parts(self, place: Place) -> list[Tensor]:
+        """What to subtract from the scores of the rows at ``place``, one after the other.
+
+        [key/value head, group · row] each.
+        """
+        return [part[place].flatten(1) for part in (self.lse, self.rest) if part is not None]
 
 
 def _add_tiles(tiling: Tiling, lse: Tensor, rest: Tensor, pieces: list[list[RowBlock]], grid: KeyGrid) -> None:
@@ -64,16 +67,17 @@ def _add_tiles(tiling: Tiling, lse: Tensor, rest: Tensor, pieces: list[list[RowB
                 continue
             spans = tiling.spans(block, grid)
             hidden = [tiling.hidden(block, span, -torch.inf) for span in spans]
-            for kv_head in range(lse.shape[1]):
-                place = block.place(kv_head)
-                queries, shift = tiling.block_queries(block, kv_head), lse[place].flatten()
-                total = rest[place].flatten()
+            for heads in tiling.heads_at_a_time(spans, grid):
+                place = block.place(heads)
+                queries, shift = tiling.block_queries(block, heads), lse[place].flatten(1)
+                total = rest[place].flatten(1)
                 for span, bound in zip(spans, hidden, strict=True):
-                    t = tiling.scores(block, kv_head, span, queries, buffer).sub_(shift)  # [key, group · row]
+                    t = tiling.scores(block, heads, span, queries, buffer)  # [key/value head, key, group · row]
+                    t -= shift[:, None]
                     hide(t, bound)
-                    largest = t.amax(0)
+                    largest = t.amax(1)
                     pivot = largest.masked_fill(largest == -torch.inf, 0.0)
-                    total = torch.logaddexp2(total, pivot + t.sub_(pivot).exp2_().sum(0).log2())
-                rest[place] = total.view(tiling.group, len(block))
+                    total = torch.logaddexp2(total, pivot + t.sub_(pivot[:, None]).exp2_().sum(1).log2())
+                rest[place] = total.unflatten(1, (tiling.group, len(block)))
 
     run_pieces(add, pieces, lse.device)

@@ -19,7 +19,7 @@ def online_attention(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[
     """
     tiling, grid = Tiling.of(q, k, rule), KeyGrid(k.shape[2])
     values = real_entries(v, rule.mask.key_padding).to(tiling.keys.dtype)
-    z = torch.zeros_like(tiling.queries)  # [batch, key/value head, group, query, d_head]
+    z = torch.empty_like(tiling.queries)  # [batch, key/value head, group, query, d_head]
     lse = z.new_full(z.shape[:4], -torch.inf)
 
     def attend(piece: list[RowBlock]) -> None:
@@ -27,26 +27,26 @@ def online_attention(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[
         for block in piece:
             spans = tiling.spans(block, grid)
             hidden = [tiling.hidden(block, span, -torch.inf) for span in spans]
-            for kv_head in range(values.shape[1]):
-                queries = tiling.block_queries(block, kv_head)  # [d_head, group · row]
-                output = torch.zeros_like(queries)
-                maximum = queries.new_full((queries.shape[1],), -torch.inf)
+            for heads in tiling.heads_at_a_time(spans, grid):
+                queries = tiling.block_queries(block, heads)  # [key/value head, d_head, group · row]
+                output = queries.new_zeros(queries.shape)
+                maximum = queries.new_full((len(queries), queries.shape[2]), -torch.inf)
                 normaliser = torch.zeros_like(maximum)
                 for span, bound in zip(spans, hidden, strict=True):
-                    scores = tiling.scores(block, kv_head, span, queries, buffer)  # [key, group · row]
+                    scores = tiling.scores(block, heads, span, queries, buffer)  # [key/value head, key, group · row]
                     hide(scores, bound)
-                    raised = torch.maximum(maximum, scores.amax(0))
+                    raised = torch.maximum(maximum, scores.amax(1))
                     pivot = raised.masked_fill(raised == -torch.inf, 0.0)  # no key so far: exp2(-inf) must be 0
-                    weights = scores.sub_(pivot).exp2_()
+                    weights = scores.sub_(pivot[:, None]).exp2_()
                     rescale = torch.exp2(maximum - pivot)
-                    normaliser.mul_(rescale).add_(weights.sum(0))
-                    tile_values = values[block.batch, kv_head, span.start : span.stop]
-                    output.mul_(rescale).addmm_(tile_values.mT, weights)
+                    normaliser.mul_(rescale).add_(weights.sum(1))
+                    tile_values = values[block.batch, heads, span.start : span.stop]
+                    output.mul_(rescale[:, None]).baddbmm_(tile_values.mT, weights)
                     maximum = raised
-                shape = (-1, tiling.group, len(block))
-                output /= normaliser.masked_fill(normaliser == 0, 1.0)
-                z[block.batch, kv_head, :, block.rows] = output.view(shape).permute(1, 2, 0)
-                lse[block.batch, kv_head, :, block.rows] = (maximum + normaliser.log2()).view(shape[1:])
+                place, shape = block.place(heads), (tiling.group, len(block))
+                output /= normaliser.masked_fill(normaliser == 0, 1.0)[:, None]
+                z[place] = output.unflatten(2, shape).permute(0, 2, 3, 1)
+                lse[place] = (maximum + normaliser.log2()).unflatten(1, shape)
 
     run_pieces(attend, tiling.pieces(), q.device)
     return z.flatten(1, 2), lse.flatten(1, 2) / LOG2_E

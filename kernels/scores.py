@@ -99,6 +99,7 @@ def real_entries(x: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def all_finite(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:
-    """Whether no query and no key, padding aside, holds NaN or infinity."""
+    """Whether no query and no key, padding aside, holds NaN or infinity; both must hold something."""
     pairs = (q, rule.mask.query_padding), (k, rule.mask.key_padding)
-    return all(bool(torch.isfinite(real_entries(x, padding)).all()) for x, padding in pairs)
+    extremes = [extreme for x, padding in pairs for extreme in real_entries(x.detach(), padding).aminmax()]
+    return bool(torch.stack(extremes).isfinite().all())  # NaN anywhere is the minimum and the maximum

@@ -20,11 +20,12 @@ from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.matches import MatchPairs, TileMatches
 from workbench.kernels.normaliser import Normaliser
 from workbench.kernels.statistics import StatisticsRequest, received_statistics, weights_per_head
-from workbench.kernels.tiles import HIDDEN, RowBlock, Tiling, hide
+from workbench.kernels.tiles import HIDDEN, HiddenPart, RowBlock, Tiling, hide
 from workbench.kernels.workers import run_pieces
 
-_KEY_BLOCK = 16  # maxima and sums are first taken over this many keys, or over the pooled map's blocks where smaller
-_LARGEST_KEY_BLOCK = 64
+_KEY_BLOCK = 16  # maxima and sums are first taken over so many keys at most, where that divides the pooled map's blocks
+_SMALLEST_KEY_BLOCK = 8  # by less they would hardly shrink: other blocks of a pooled map are taken as they are,
+_LARGEST_KEY_BLOCK = 64  # if not larger than this, or else in blocks of which the last is shorter
 
 _Scratch = tuple[Tensor, Tensor]  # memory for two tiles
 
@@ -40,7 +41,9 @@ def tile_statistics(tiling: Tiling, normaliser: Normaliser, request: StatisticsR
 def tile_cut(tiling: Tiling, request: StatisticsRequest) -> tuple[list[list[RowBlock]], KeyGrid]:
     """The pieces of work and the grid of columns that fit the request's pooled map."""
     rows, period = request.pooled or (1, _KEY_BLOCK)
-    size = period if period <= _LARGEST_KEY_BLOCK else _KEY_BLOCK
+    size = next(size for size in range(_KEY_BLOCK, 0, -1) if period % size == 0)
+    if size < _SMALLEST_KEY_BLOCK:
+        size = period if period <= _LARGEST_KEY_BLOCK else _KEY_BLOCK
     return tiling.pieces(rows), KeyGrid(tiling.rule.mask.n_keys, size=size, period=period)
 
 
@@ -50,8 +53,9 @@ class _SharedTile:
 
     span: ColumnSpan
     key_blocks: slice  # its blocks of keys, counted from the first one of the block of rows
-    hidden: Tensor | None  # upper bound of scores, [key, 1, row]
-    distance: Tensor  # i - j from the first row, [key], where no column lies ahead of it; else |i - j|, [key, 1, row]
+    hidden: list[HiddenPart]  # upper bounds of scores
+    behind: Tensor  # i - j from the first row, [key], for the first keys: those that do not lie ahead of it
+    ahead: Tensor  # i - j, or |i - j|, for the others, [key, 1, row]
     matches: dict[str, TileMatches]
 
     @property
@@ -65,11 +69,9 @@ class _SharedRows:
 
     block: RowBlock
     tiles: list[_SharedTile]
+    heads: list[slice]  # the key/value heads that are taken together
     key_blocks: range  # from the first that is visible, or the first of its period, to the last
-
-    def behind(self) -> int:
-        """How many of the key blocks are in tiles that lie wholly behind the first row; those come first."""
-        return max((tile.key_blocks.stop for tile in self.tiles if tile.distance.ndim == 1), default=0)
+    n_behind: int  # how many of the key blocks, the first ones, do not lie ahead of the first row
 
 
 class _TilePass:
@@ -79,6 +81,8 @@ class _TilePass:
         mask, lse = tiling.rule.mask, normaliser.lse
         self._tiling, self._normaliser, self._lse, self._request = tiling, normaliser, lse, request
         self.pieces, self._grid = tile_cut(tiling, request)
+        edges = [self._grid.edges(i) for i in range(self._grid.index(mask.n_keys - 1) + 1)]
+        self._edges = torch.tensor(edges, device=lse.device).T  # [2, key block]
         self._n_top = max(int(request.max_weight), request.top_keys)
         self._needs_maxima = self._n_top > 0 or request.pooled is not None
         self._needs_sums = request.pooled is not None or request.mean_distance
@@ -86,7 +90,6 @@ class _TilePass:
         self._needs_every_tile |= request.classes is not None
         self._pairs = {name: MatchPairs(labels, tiling) for name, labels in request.labels().items()}
         self._classes = None if request.classes is None else request.class_indicators(lse.dtype)  # [batch, key, class]
-        self._ones = lse.new_ones(mask.n_keys)
         self._columns = torch.arange(mask.n_keys, device=lse.device, dtype=lse.dtype)
         self._weights = None
         if request.query_weights is not None:
@@ -127,122 +130,124 @@ class _TilePass:
         scratch = self._tiling.buffer(self._grid), self._tiling.buffer(self._grid)
         for block in self.pieces[index]:
             rows = self._shared(block)
-            edges = torch.tensor([self._grid.edges(i) for i in rows.key_blocks], device=self._lse.device)
-            for kv_head in range(self._lse.shape[1]):
-                place = rows.block.place(kv_head)
+            edges = self._edges[:, rows.key_blocks.start : rows.key_blocks.stop]
+            for heads in rows.heads:
+                place = block.place(heads)
                 shifts = self._normaliser.parts(place)
-                sums = self._sum_tiles(index, rows, kv_head, shifts, scratch)
+                sums = self._sum_tiles(index, rows, heads, shifts, scratch)
                 if self._n_top and rows.tiles:
                     self._places["largest_weights"][place], self._places["largest_keys"][place] = largest_weights(
-                        self._tiling, block, kv_head, shifts, sums["maxima"], edges.T, self._n_top, scratch[0]
+                        self._tiling, block, heads, shifts, sums["maxima"], edges, self._n_top, scratch[0]
                     )
-                self._store(rows, kv_head, sums)
+                self._store(rows, heads, sums)
                 if self._request.pooled is not None and rows.tiles:
-                    self._pool(rows, kv_head, "pooled_max", sums["maxima"].exp2_(), torch.amax, torch.maximum)
-                    self._pool(rows, kv_head, "pooled_sum", sums["sums"], torch.sum, torch.add)
+                    self._pool(rows, heads, "pooled_max", sums["maxima"].exp2_(), torch.amax, torch.maximum)
+                    self._pool(rows, heads, "pooled_sum", sums["sums"], torch.sum, torch.add)
 
     def _shared(self, block: RowBlock) -> _SharedRows:
         tiling, mask, grid = self._tiling, self._tiling.rule.mask, self._grid
         spans = tiling.spans(block, grid)
         matches = {name: pairs.tiles(block, spans) for name, pairs in self._pairs.items()}
-        row = torch.arange(block.start, block.stop, device=self._lse.device)
+        row, position = torch.arange(block.start, block.stop, device=self._lse.device), block.start + mask.query_offset
         first = grid.index(spans[0].start) // grid.blocks_per_period * grid.blocks_per_period if spans else 0
+        ahead = grid.n_keys if position >= grid.n_keys - 1 else grid.floor(max(position + 1, 0))  # the first column
         tiles: list[_SharedTile] = []
         for i, span in enumerate(spans):
             here = {name: found for name, tile_matches in matches.items() if (found := tile_matches[i]) is not None}
             if not (self._needs_every_tile or here):
                 continue
-            columns, position = self._columns[span.start : span.stop], block.start + mask.query_offset
-            ahead = span.stop - 1 > position
-            distance = mask.distance(row, columns[:, None, None]) if ahead else position - columns
+            columns = self._columns[span.start : span.stop].tensor_split([max(ahead - span.start, 0)])
+            distances = position - columns[0], mask.distance(row, columns[1][:, None, None])
             key_blocks = slice(grid.index(span.start) - first, grid.index(span.stop - 1) + 1 - first)
-            tiles.append(_SharedTile(span, key_blocks, tiling.hidden(block, span, HIDDEN), distance, here))
-        return _SharedRows(block, tiles, range(first, first + (tiles[-1].key_blocks.stop if tiles else 0)))
+            tiles.append(_SharedTile(span, key_blocks, tiling.hidden(block, span, HIDDEN), *distances, here))
+        all_blocks = range(first, first + (tiles[-1].key_blocks.stop if tiles else 0))
+        n_behind = grid.index(ahead - 1) + 1 - first if ahead else 0
+        return _SharedRows(block, tiles, tiling.heads_at_a_time(spans, grid), all_blocks, max(n_behind, 0))
 
     def _sum_tiles(
-        self, index: int, rows: _SharedRows, kv_head: int, shifts: list[Tensor], scratch: _Scratch
+        self, index: int, rows: _SharedRows, heads: slice, shifts: list[Tensor], scratch: _Scratch
     ) -> dict[str, Tensor]:
-        """Sums over all tiles of a block of rows, [.., group · row]; attention received goes to its place."""
+        """Sums over all tiles of a block of rows, [key/value head, .., group · row]; received goes to its place."""
         tiling, block = self._tiling, rows.block
-        queries = tiling.block_queries(block, kv_head)  # [d_head, group · row]
-        sums = self._empty_sums(queries.shape[1], len(rows.key_blocks))
+        queries = tiling.block_queries(block, heads)  # [key/value head, d_head, group · row]
+        sums = self._empty_sums(len(queries), queries.shape[2], len(rows.key_blocks))
         for tile in rows.tiles:
-            by_row = (len(tile.span), tiling.group, len(block))  # a tile's shape where rows matter
-            ones = self._ones[: len(tile.span)]
-            t = tiling.scores(block, kv_head, tile.span, queries, scratch[0])  # [key, group · row]
+            t = tiling.scores(block, heads, tile.span, queries, scratch[0])  # [key/value head, key, group · row]
             for shift in shifts:
-                t -= shift
+                t -= shift[:, None]
             if not tiling.rule.only_scales:
                 t.clamp_(min=HIDDEN)  # a bias may be -inf
             hide(t, tile.hidden)
             if "maxima" in sums:
-                _over_key_blocks(torch.amax, t, self._grid.size, sums["maxima"][tile.key_blocks])
+                _over_key_blocks(torch.amax, t, self._grid.size, sums["maxima"][:, tile.key_blocks])
             p = torch.exp2(t, out=scratch[1][: t.numel()].view(t.shape))
             if "sums" in sums:
-                _over_key_blocks(torch.sum, p, self._grid.size, sums["sums"][tile.key_blocks])
+                _over_key_blocks(torch.sum, p, self._grid.size, sums["sums"][:, tile.key_blocks])
             if "entropy" in sums:
-                sums["entropy"].addmv_(t.mul_(p).mT, ones)
-            if "mean_distance" in sums and tile.distance.ndim == 1:  # the way from the first row is added in _store
-                sums["mean_distance"].addmv_(p.mT, tile.distance)
-            elif "mean_distance" in sums:
-                torch.mul(p.view(by_row), tile.distance, out=t.view(by_row))
-                sums["mean_distance"].addmv_(t.mT, ones)
+                sums["entropy"] += t.mul_(p).sum(1)
+            if "mean_distance" in sums:  # the way from the first row to the others is added in _store
+                behind, ahead = p.tensor_split([len(tile.behind)], 1)
+                sums["mean_distance"] += tile.behind @ behind
+                if len(tile.ahead):
+                    distance = ahead.unflatten(2, (-1, len(block))) * tile.ahead
+                    sums["mean_distance"] += distance.sum(1).flatten(1)
             for name, matches in tile.matches.items():
                 matches.add_mass(p, sums[f"match {name}"], t)
             if self._classes is not None:
-                sums["class_mass"].addmm_(self._classes[block.batch, tile.columns].mT, p)
+                sums["class_mass"] += self._classes[block.batch, tile.columns].mT @ p
             if "received" in self._places:
                 if self._weights is not None:
-                    p *= self._weights[rows.block.place(kv_head)].flatten()
-                self._places["received"][index, kv_head, tile.columns] += p.view(by_row).sum(2)
+                    p *= self._weights[block.place(heads)].flatten(1)[:, None]
+                received = p.unflatten(2, (-1, len(block))).sum(3)  # [key/value head, key, group]
+                self._places["received"][index, heads, tile.columns] += received
         return sums
 
-    def _empty_sums(self, width: int, n_key_blocks: int) -> dict[str, Tensor]:
+    def _empty_sums(self, n_heads: int, width: int, n_key_blocks: int) -> dict[str, Tensor]:
         names = [name for name in self._places if name in ("entropy", "mean_distance") or name.startswith("match ")]
-        sums = {name: self._lse.new_zeros(width) for name in names}
+        sums = {name: self._lse.new_zeros(n_heads, width) for name in names}
         if self._classes is not None:
-            sums["class_mass"] = self._lse.new_zeros(self._classes.shape[2], width)
+            sums["class_mass"] = self._lse.new_zeros(n_heads, self._classes.shape[2], width)
         if self._needs_maxima:
-            sums["maxima"] = self._lse.new_full((n_key_blocks, width), HIDDEN)
+            sums["maxima"] = self._lse.new_full((n_heads, n_key_blocks, width), HIDDEN)
         if self._needs_sums:
-            sums["sums"] = self._lse.new_zeros(n_key_blocks, width)
+            sums["sums"] = self._lse.new_zeros(n_heads, n_key_blocks, width)
         return sums
 
-    def _store(self, rows: _SharedRows, kv_head: int, sums: dict[str, Tensor]) -> None:
+    def _store(self, rows: _SharedRows, heads: slice, sums: dict[str, Tensor]) -> None:
         """Stores what is one number, or one per class, for every row."""
-        place, shape = rows.block.place(kv_head), (self._tiling.group, len(rows.block))
+        place, shape = rows.block.place(heads), (-1, self._tiling.group, len(rows.block))
         for name in self._pairs:
             self._places[f"match {name}"][place] = sums[f"match {name}"].view(shape)
         if "entropy" in sums:
             self._places["entropy"][place] = sums["entropy"].view(shape) * -math.log(2)
         if "mean_distance" in sums:
-            behind = sums["sums"][: rows.behind()].sum(0).view(shape)
+            behind = sums["sums"][:, : rows.n_behind].sum(1).view(shape)
             further = torch.arange(len(rows.block), device=behind.device)  # rows after the first
             self._places["mean_distance"][place] = sums["mean_distance"].view(shape) + behind * further
         if "class_mass" in sums:
-            self._places["class_mass"][place] = sums["class_mass"].unflatten(1, shape).permute(1, 2, 0)
+            self._places["class_mass"][place] = sums["class_mass"].unflatten(2, shape[1:]).movedim(1, 3)
 
     def _pool(
         self,
         rows: _SharedRows,
-        kv_head: int,
+        heads: slice,
         name: str,
         blocks: Tensor,
         reduce: Callable[..., Tensor],
         join: Callable[..., Tensor],
     ) -> None:
-        """Reduces blocks of keys [key block, group · row] to blocks of a pooled map, and joins them to it."""
+        """Reduces blocks of keys [key/value head, key block, group · row] to a pooled map's, and joins them to it."""
         block, length = rows.block, self._grid.blocks_per_period
         pooled_rows, _ = self._request.pooled or (1, 1)
         height = min(pooled_rows, len(block))
-        blocks = blocks.unflatten(1, (-1, len(block)))
-        blocks = pad(blocks, (0, -len(block) % height, 0, 0, 0, -len(blocks) % length))
+        blocks = blocks.unflatten(2, (-1, len(block)))
+        blocks = pad(blocks, (0, -len(block) % height, 0, 0, 0, -blocks.shape[1] % length))
         if length > 1:
-            blocks = reduce(blocks.unflatten(0, (-1, length)), 1)
-        blocks = reduce(blocks.unflatten(2, (-1, height)), 3).permute(1, 2, 0)  # [group, row block, column block]
+            blocks = reduce(blocks.unflatten(1, (-1, length)), 2)
+        blocks = reduce(blocks.unflatten(3, (-1, height)), 4).movedim(1, 3)  # [.., group, row block, column block]
         row, column = block.start // pooled_rows, rows.key_blocks.start // length
-        target = self._places[name][block.batch, kv_head, :, row : row + blocks.shape[1]]
-        target = target[..., column : column + blocks.shape[2]]
+        target = self._places[name][block.batch, heads, :, row : row + blocks.shape[2]]
+        target = target[..., column : column + blocks.shape[3]]
         join(target, blocks, out=target)
 
     def results(self) -> dict[str, Any]:
@@ -266,8 +271,8 @@ class _TilePass:
 
 
 def _over_key_blocks(reduce: Callable[..., Tensor], tile: Tensor, size: int, out: Tensor) -> None:
-    """Reduces a tile [key, group · row] over blocks of keys, the last one ragged, to [key block, group · row]."""
-    whole, rest = divmod(len(tile), size)
-    reduce(tile[: whole * size].unflatten(0, (whole, size)), 1, out=out[:whole])
+    """Reduces a tile [key/value head, key, group · row] over blocks of keys, the last one ragged, to one row each."""
+    whole, rest = divmod(tile.shape[1], size)
+    reduce(tile[:, : whole * size].unflatten(1, (whole, size)), 2, out=out[:, :whole])
     if rest:
-        reduce(tile[whole * size :], 0, out=out[whole])
+        reduce(tile[:, whole * size :], 1, out=out[:, whole])

@@ -1,7 +1,8 @@
 """How the score matrix is cut: blocks of query rows that workers share out, and tiles of scores within them.
 
-A tile is laid out [key, group, row]: keys down, and side by side the rows of the query heads that read one key/value
-head. Reductions over keys and over small blocks of keys then run along contiguous memory.
+A tile is laid out [key/value head, key, group, row]: keys down, and side by side the rows of the query heads that read
+one key/value head. Reductions over keys and over small blocks of keys then run along contiguous memory. Where a block
+of rows sees few keys, a tile holds several key/value heads, so that the calls on it do not outweigh the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from torch import Tensor
 from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.scores import ScoreRule, prepared
 
-_TILE_ROWS = 384  # rows of all heads of a group together
+_TILE_ROWS = 384  # rows of all heads of a group together, at most
+_ROWS_OF_RANGE = 8  # a block has no more rows than this part of the keys that a row sees: it reads so many more of them
 _TILE_SIZE = 1024 * _TILE_ROWS  # elements; large enough to outweigh the calls, small enough for a core's caches
+Place = tuple[int, slice, slice, slice]
+HiddenPart = tuple[slice, Tensor]  # some keys of a tile, and a bound for their scores [key, 1, row]
 HIDDEN = -1e4  # a base-2 score whose weight is 0 in every precision, and so is its product with that weight
 _PIECES = 16  # pieces of work per sequence: a constant, so that sums over them do not depend on the machine
 
@@ -35,9 +39,9 @@ class RowBlock:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def place(self, kv_head: int) -> tuple[int, int, slice, slice]:
+    def place(self, kv_heads: slice) -> Place:
         """Index of its rows in [batch, key/value head, group, query]."""
-        return self.batch, kv_head, slice(None), self.rows
+        return self.batch, kv_heads, slice(None), self.rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,22 +49,22 @@ class Tiling:
     """Prepared queries and keys, and the rule in base 2 that makes tiles of scores of them."""
 
     queries: Tensor  # [batch, key/value head, group, query, d_head]
-    keys: Tensor  # [batch, key/value head, key, d_head], scaled
+    keys: Tensor  # [batch, key/value head, key, d_head], scaled, contiguous
     rule: ScoreRule
+    block_rows: int  # rows of a block, at most
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, rule: ScoreRule) -> Tiling:
         rule = rule.in_base_2()
         queries, keys = prepared(q, k, rule)
-        return cls(queries.unflatten(1, (k.shape[1], -1)), keys, rule)
+        queries = queries.unflatten(1, (k.shape[1], -1))
+        keys_per_row = int((rule.mask.end - rule.mask.first).max()) if rule.mask.first.numel() else 0
+        n_rows = min(_TILE_ROWS // queries.shape[2], keys_per_row // _ROWS_OF_RANGE, 256)
+        return cls(queries, keys.contiguous(), rule, max(n_rows, 16))
 
     @property
     def group(self) -> int:
         return self.queries.shape[2]
-
-    @property
-    def block_rows(self) -> int:
-        return min(max(16, _TILE_ROWS // self.group), 256)
 
     def pieces(self, pooled_rows: int = 1) -> list[list[RowBlock]]:
         """Work that is independent of each other: the rows of one pooled block stay within a piece."""
@@ -81,46 +85,60 @@ class Tiling:
         """The columns that a block of rows sees, in widths that fit the buffer."""
         return self.rule.mask.spans(block.batch, block.rows, grid, self._tile_keys(grid))
 
+    def heads_at_a_time(self, spans: list[ColumnSpan], grid: KeyGrid) -> list[slice]:
+        """The key/value heads, as many together as fit the buffer with the longest of the spans."""
+        n_heads, longest = self.keys.shape[1], max(map(len, spans), default=1)
+        step = max(self._tile_keys(grid) // longest, 1)
+        return [slice(first, min(first + step, n_heads)) for first in range(0, n_heads, step)]
+
     def _tile_keys(self, grid: KeyGrid) -> int:
         return max(_TILE_SIZE // (self.block_rows * self.group * grid.size), 1) * grid.size
 
-    def hidden(self, block: RowBlock, span: ColumnSpan, value: float) -> Tensor | None:
-        """An upper bound for the scores of a tile: ``value`` where the mask hides the pair, else infinite.
+    def hidden(self, block: RowBlock, span: ColumnSpan, value: float) -> list[HiddenPart]:
+        """Upper bounds for the scores of a tile, for the parts of it in which the mask may hide pairs.
 
-        [key, 1, row]; None where nothing is hidden. The minimum with it is the mask, for all heads.
+        A bound [key, 1, row] is ``value`` where a pair is hidden, else infinite. The minimum with it is the mask, for
+        all heads.
         """
-        if not span.masked:
-            return None
-        row, column = self._indices(block, span)
-        visible = self.rule.mask.visible(block.batch, row, column)
-        return torch.where(visible, torch.inf, value).to(self.keys.dtype)
+        parts: list[HiddenPart] = []
+        for start, stop in span.masked:
+            visible = self.rule.mask.visible(block.batch, *self._indices(block, start, stop))
+            bound = torch.where(visible, torch.inf, value).to(self.keys.dtype)
+            parts.append((slice(start - span.start, stop - span.start), bound))
+        return parts
 
-    def block_queries(self, block: RowBlock, kv_head: int) -> Tensor:
-        """[d_head, group · row]"""
-        return self.queries[block.batch, kv_head, :, block.rows].permute(2, 0, 1).flatten(1)
+    def block_queries(self, block: RowBlock, kv_heads: slice) -> Tensor:
+        """[key/value head, d_head, group · row]"""
+        return self.queries[block.place(kv_heads)].flatten(1, 2).mT
 
-    def scores(self, block: RowBlock, kv_head: int, span: ColumnSpan, queries: Tensor, buffer: Tensor) -> Tensor:
-        """Scores before the mask, in base 2: [key, group · row], in the buffer where the rule allows it."""
-        products = buffer[: len(span) * queries.shape[1]].view(len(span), -1)
-        torch.mm(self.keys[block.batch, kv_head, span.start : span.stop], queries, out=products)
+    def scores(self, block: RowBlock, kv_heads: slice, span: ColumnSpan, queries: Tensor, buffer: Tensor) -> Tensor:
+        """Scores before the mask, in base 2: [key/value head, key, group · row]; in the buffer if the rule allows."""
+        n_heads, _, width = queries.shape
+        products = buffer[: n_heads * len(span) * width].view(n_heads, len(span), width)
+        torch.bmm(self.keys[block.batch, kv_heads, span.start : span.stop], queries, out=products)
         if self.rule.only_scales:
             return products
-        head = torch.arange(self.group, device=products.device)[:, None] + kv_head * self.group
-        tile = products.unflatten(1, (self.group, len(block)))
-        return self.rule.biased_scores(tile, head, *self._indices(block, span)).flatten(1)
+        tile = products.unflatten(2, (self.group, len(block)))
+        head = self.heads(kv_heads).view(n_heads, 1, self.group, 1)
+        return self.rule.biased_scores(tile, head, *self._indices(block, span.start, span.stop)).flatten(2)
+
+    def heads(self, kv_heads: slice) -> Tensor:
+        """The query heads that read some key/value heads, int64 [head]."""
+        return torch.arange(kv_heads.start * self.group, kv_heads.stop * self.group, device=self.keys.device)
 
     def buffer(self, grid: KeyGrid) -> Tensor:
         """Memory for one tile."""
-        n_keys = min(self._tile_keys(grid), self.keys.shape[2])
+        n_keys = min(self._tile_keys(grid), self.keys.shape[1] * self.keys.shape[2])
         return self.keys.new_empty(n_keys * self.block_rows * self.group)
 
-    def _indices(self, block: RowBlock, span: ColumnSpan) -> tuple[Tensor, Tensor]:
+    def _indices(self, block: RowBlock, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Rows [row] and columns [key, 1, 1]."""
         row = torch.arange(block.start, block.stop, device=self.keys.device)
-        return row, torch.arange(span.start, span.stop, device=self.keys.device)[:, None, None]
+        return row, torch.arange(start, stop, device=self.keys.device)[:, None, None]
 
 
-def hide(scores: Tensor, hidden: Tensor | None) -> None:
-    """Applies the bound of ``Tiling.hidden`` to a tile [key, group · row] in place."""
-    if hidden is not None:
-        tile = scores.unflatten(1, (-1, hidden.shape[2]))
-        torch.minimum(tile, hidden, out=tile)
+def hide(scores: Tensor, hidden: list[HiddenPart]) -> None:
+    """Applies the bounds of ``Tiling.hidden`` to a tile [key/value head, key, group · row] in place."""
+    for keys, bound in hidden:
+        part = scores[:, keys].unflatten(2, (-1, bound.shape[2]))
+        torch.minimum(part, bound, out=part)

@@ -114,10 +114,8 @@ def _later_statistics(
     if request.offsets:
         found["offset_mass"] = weights.offsets(torch.tensor(request.offsets, device=q.device))
     if request.match:
-        offset = plan.rule.mask.query_offset
-        found["match_mass"] = {
-            name: weights.matches(MatchRuns.of(labels, offset)) for name, labels in request.labels().items()
-        }
+        runs = {name: MatchRuns.of(labels, plan.rule.mask) for name, labels in request.labels().items()}
+        found["match_mass"] = {name: weights.matches(run) for name, run in runs.items()}
     if request.classes is not None:
         indicators = request.class_indicators(torch.float32)[:, None].expand(-1, k.shape[1], -1, -1)
         found["class_mass"], _ = run_forward(q, k, indicators, sinks, plan, StatisticsRequest())

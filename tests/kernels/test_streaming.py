@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.kernels import AttentionMask, MatchLabels, StatisticsRequest, attention, tiles
+from workbench.kernels.matches import MatchRuns
 
 
 @pytest.fixture(params=["one tile", "many tiles"])
@@ -159,6 +160,17 @@ def test_a_constant_text_matches_everything():
     mass = attention(q, q, q, mask=AttentionMask(), statistics=request).statistics["match_mass"]["same"]
     rows = torch.arange(n)
     torch.testing.assert_close(mass[0, 1], rows / (rows + 1))  # all but the query's own key
+
+
+def test_runs_of_matches_stay_within_a_window():
+    """The same token everywhere: of all earlier keys that match, a row visits those that it sees."""
+    n, window, offset = 50, 8, 10
+    bound = AttentionMask(window=window).bind(1, n, n + offset)
+    queries, keys = torch.zeros(1, n, dtype=torch.int64), torch.zeros(1, n + offset, dtype=torch.int64)
+    runs = MatchRuns.of(MatchLabels(queries, keys), bound)
+    position = torch.arange(n) + offset
+    assert torch.equal(runs.count[0], position.clamp(max=window - 1))
+    assert torch.equal(runs.columns[0, runs.first[0]], position - runs.count[0])
 
 
 def test_labels_may_be_large():
