@@ -63,19 +63,22 @@ def variants(n: int, options: argparse.Namespace) -> dict[str, Run]:
         },
     }
     if (window := options.window) is not None:
-        # Both by the same code: torch's operator knows no window. A bias of zero keeps it out.
-        for name, mask in (
-            ("tiles, causal", AttentionMask()),
-            (f"tiles, window {window}", AttentionMask(window=window)),
-        ):
-            bias = torch.zeros(HEADS)
-            runs[name] = partial(attention, q, k, v, mask=mask, alibi_slopes=bias, statistics=everything)
+        # torch's operator knows no window; one that hides a single pair sends causal attention through the same tiles.
+        for kind, mask in (("causal", AttentionMask(window=n - 1)), (f"window {window}", AttentionMask(window=window))):
+            for name, asked in (("z and lse", StatisticsRequest()), ("all", everything)):
+                runs[f"{kind} in tiles, {name}"] = partial(attention, q, k, v, mask=mask, statistics=asked)
     if n <= LARGEST_PATTERN:
         asked = {"mask": AttentionMask(), "statistics": everything, "backend": "reference"}
         runs["all from the whole pattern"] = partial(attention, q, k, v, **asked)
     if options.flex:
         runs["FlexAttention"] = flex(q, k, v)
     return runs
+
+
+def share(window: int, n: int) -> float:
+    """The part of the pairs of causal attention that a window leaves."""
+    window = min(window, n)
+    return (n * window - window * (window - 1) / 2) / (n * (n + 1) / 2)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor) -> Run:
@@ -143,6 +146,14 @@ def main() -> None:
         found = shortest(variants(n, options), options.repeats)
         wall, processor = found["torch"]
         pattern = HEADS * n * n * 4 / 1e6
+        if options.window is not None:
+            for name in ("z and lse", "all"):
+                window, causal = found[f"window {options.window} in tiles, {name}"], found[f"causal in tiles, {name}"]
+                shares = [part / whole / share(options.window, n) for part, whole in zip(window, causal, strict=True)]
+                print(
+                    f"\nwindow {options.window} of {n}, {name}: {shares[0]:.2f} × its share of the causal time "
+                    f"({share(options.window, n):.1%} of the pairs), {shares[1]:.2f} × of processor time"
+                )
         print(f"\n{f'{n} tokens':32}{'wall-clock':>22}{'processor time':>22}{'memory':>12}  of the pattern")
         for name, (own_wall, own_processor) in found.items():
             memory = peak_memory(name, n, options)
