@@ -40,10 +40,12 @@ def check_hooks_fire(model: HookedTransformer, tokens: Tensor, **forward_argumen
     lengths = {"encoder": tokens.shape[1], "decoder": tokens.shape[1]}
     if "decoder_input" in forward_arguments:
         lengths["decoder"] = forward_arguments["decoder_input"].shape[1]
-    for name in _active(model):
-        shapes: list[tuple[int, ...]] = []
-        with model.hooks(fwd_hooks=[(name, lambda x, hook, seen=shapes: seen.append(tuple(x.shape)))]):
+    seen: dict[str, list[tuple[int, ...]]] = {name: [] for name in _active(model)}
+    statistics = [name for name in seen if isinstance(model.hook_dict[name], ReadOnlyHookPoint)]
+    for names in (statistics, [name for name in seen if name not in statistics]):  # the kernel's own, then patterns
+        with model.hooks(fwd_hooks=[(name, lambda x, hook: seen[hook.name].append(tuple(x.shape))) for name in names]):
             _output(model, tokens, forward_arguments)
+    for name, shapes in seen.items():
         assert len(shapes) == 1, f"{name} fired {len(shapes)} times in one forward pass"
         pos = lengths["encoder" if "encoder_" in name else "decoder"]
         key_pos = lengths["encoder"] if "cross_attn" in name else pos

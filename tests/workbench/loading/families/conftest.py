@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from workbench import HookedTransformer, TransformerConfig
 from workbench.config import MixtureOfExperts, RopeScaling
+from workbench.hooks import HookPoint
 from workbench.kv_cache import KVCache
 from workbench.loading.families import FAMILIES, native
 from workbench.parity import ParityErrors, measure_parity
@@ -65,9 +66,15 @@ def check_family(
 
         decoder = {"decoder_input": extra["decoder_tokens"][:, :12]} if extra else {}
         check_hook_contract(model, tokens[:, :20], **decoder)
-        if not extra and model.cfg.attention_dir == "causal" and model.cfg.use_unembed:
-            _check_cached(model, tokens[:, :50])
-            _check_generation(model, reference, tokens[:, :9])
+        if model.cfg.attention_dir == "causal" and model.cfg.use_unembed:
+            if extra:
+                decoder_tokens = extra["decoder_tokens"][:, :90]
+                _check_cached(model, decoder_tokens, encoder_output=model.encode(tokens[:, :30])[0].detach())
+                decoder_tokens[:, 0] = model.cfg.decoder_start_token_id
+                _check_generation(model, reference, tokens[:, :9], decoder_tokens[:, :5])
+            else:
+                _check_cached(model, tokens[:, :90])
+                _check_generation(model, reference, tokens[:, :9])
         reference.save_pretrained(tmp_path / "theirs")
         model.save_pretrained(tmp_path / "ours")
         for folder in ("theirs", "ours"):
@@ -77,23 +84,57 @@ def check_family(
     return check
 
 
-def _check_cached(model: HookedTransformer, tokens: Tensor) -> None:
-    """Read in pieces of 1, of 7 and at once, with the pads of one row on the left: the same logits."""
+def _check_cached(model: HookedTransformer, tokens: Tensor, **encoder: Any) -> None:
+    """Read in pieces of 1, of 7 and at once, with pads on the left, plain and with a head ablated: the same logits."""
+    scaling = model.cfg.rope_scaling
+    if scaling is not None and scaling.depends_on_length:  # beyond, other frequencies would end the cache
+        tokens = tokens[:, : scaling.original_context]
+    n_tokens, is_decoder = tokens.shape[1], model.cfg.n_encoder_layers is not None
     real = torch.ones_like(tokens, dtype=torch.bool)
     real[1, :5] = False
-    whole = model(tokens, attention_mask=real)[real]
-    for size in (1, 7, tokens.shape[1]):
-        cache = KVCache()
-        pieces = zip(tokens.split(size, dim=1), real.split(size, dim=1), strict=True)
-        logits = torch.cat([model(piece, attention_mask=mask, kv_cache=cache) for piece, mask in pieces], dim=1)
-        error = (logits[real] - whole).abs().max() / whole.abs().max()
-        assert error < TOLERANCE, f"pieces of {size}: {error}"
+
+    def run(piece: Tensor, mask: Tensor, **arguments: Any) -> Tensor:
+        if is_decoder:
+            return model(**encoder, decoder_input=piece, decoder_attention_mask=mask, **arguments)
+        return model(piece, attention_mask=mask, **arguments)
+
+    def ablate(z: Tensor, hook: HookPoint) -> Tensor:
+        z[:, :, 1] = 0
+        return z
+
+    outputs = []
+    for hooks in ([], [(f"blocks.{model.cfg.n_layers - 1}.attn.hook_z", ablate)]):
+        with model.hooks(hooks), torch.no_grad():
+            whole = run(tokens, real)[real]
+            outputs.append(whole)
+            for sizes in ([n_tokens - 20, *[1] * 20], [7] * (n_tokens // 7) + [n_tokens % 7], [n_tokens]):
+                cache, sizes = KVCache(), [size for size in sizes if size]
+                pieces = zip(tokens.split(sizes, dim=1), real.split(sizes, dim=1), strict=True)
+                logits = torch.cat([run(piece, mask, kv_cache=cache) for piece, mask in pieces], dim=1)
+                error = (logits[real] - whole).abs().max() / whole.abs().max()
+                assert error < TOLERANCE, f"pieces of {sizes[-1]}: {error}"
+    assert (outputs[1] - outputs[0]).abs().max() > 10 * TOLERANCE * outputs[0].abs().max()
 
 
-def _check_generation(model: HookedTransformer, reference: PreTrainedModel, prompt: Tensor) -> None:
-    reference.generation_config.eos_token_id = None
-    theirs = reference.generate(prompt, max_new_tokens=64, do_sample=False, pad_token_id=0)
-    assert torch.equal(model.generate(prompt, max_new_tokens=64), theirs)
+def _check_generation(
+    model: HookedTransformer, reference: PreTrainedModel, tokens: Tensor, decoder_tokens: Tensor | None = None
+) -> None:
+    """64 greedy tokens for two prompts, one of which is padded: on the left, but for an encoder on the right."""
+    mask = torch.ones_like(tokens)
+    mask[1, slice(4) if decoder_tokens is None else slice(-4, None)] = 0
+    config = reference.generation_config
+    config.eos_token_id = config.forced_eos_token_id = None
+    theirs: dict[str, Any] = {"do_sample": False, "num_beams": 1, "pad_token_id": 0}
+    ours: dict[str, Any] = {}
+    if decoder_tokens is not None:
+        theirs |= {"decoder_input_ids": decoder_tokens, "suppress_tokens": [model.cfg.decoder_start_token_id]}
+        ours["decoder_input"] = decoder_tokens
+    if model.cfg.rope_scaling is not None and model.cfg.rope_scaling.depends_on_length:
+        theirs["use_cache"] = False  # in which keys would stay that were rotated for a shorter text
+    expected = reference.generate(tokens, attention_mask=mask, max_new_tokens=64, **theirs)
+    found = model.generate(tokens, max_new_tokens=64, attention_mask=mask, **ours)
+    assert torch.equal(found, expected)
+    assert len(found[:, -64:].unique()) > 1
 
 
 def _assert_same(left: HookedTransformer, right: HookedTransformer) -> None:
