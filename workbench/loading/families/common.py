@@ -47,6 +47,8 @@ _HARMLESS_EVERYWHERE: Harmless = {
     "pruned_heads": ({}, None),
 }
 
+_ADVICE = {"quantization_config": "load unquantised weights, or a GGUF file, whose values are dequantised"}
+
 ACTIVATIONS: Mapping[str, ActivationName] = {
     "relu": "relu",
     "gelu": "gelu",
@@ -201,7 +203,7 @@ class ConfigAttributes:
         table = {**_HARMLESS_EVERYWHERE, **harmless}
         for name, value in self._left.items():
             if name not in table:
-                advice = "if it leaves the computation as it is, remove it from the configuration"
+                advice = _ADVICE.get(name, "if it leaves the computation as it is, remove it from the configuration")
                 raise self.refusal(name, value, advice)
             allowed = table[name]
             if allowed is not ANY and value not in allowed:
