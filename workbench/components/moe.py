@@ -62,7 +62,7 @@ class MoE(nn.Module):
                 token = pairs // self.moe.n_experts_per_token
                 result = self._expert(tokens.index_select(0, token), expert)
                 weighted = result * flat_weights.index_select(0, pairs)[:, None]
-                out.index_add_(0, token, weighted.to(out.dtype))  # narrower under torch.autocast
+                out.index_add_(0, token, weighted)
         return out.view_as(x)
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
