@@ -210,7 +210,8 @@ class Frame:
 
     def in_words(self, what: str) -> str:
         """What the sequences are, around whose ``what`` the frame stands."""
-        return " and ".join(part for part in (self.name_before, what, self.name_after) if part)
+        *parts, last = (part for part in (self.name_before, what, self.name_after) if part)
+        return f"{', '.join(parts)} and {last}" if parts else last
 
 
 def text_frame(model: Any, prepend_bos: bool | None = None) -> Frame:

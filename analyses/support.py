@@ -42,7 +42,7 @@ def check_model(model: Any, *, layer: int | None = None, predicts: bool = False)
     if getattr(cfg, "n_encoder_layers", None) is not None:
         raise ValueError(
             f"{name} is an encoder–decoder, and analyses are of models that read one text; its attention statistics "
-            "come from model.run_with_statistics(…, collect_from='encoder'), 'decoder' or 'cross'"
+            "come from model.run_with_statistics with collect_from='encoder', 'decoder' or 'cross'"
         )
     kinds = getattr(cfg, "layer_types", None) or ()
     softmax = [place for place, kind in enumerate(kinds) if kind != "linear"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +52,9 @@ def rows_used(result: Any, score: str) -> str:
     if score not in result.coverage:
         return ""
     n_tokens = result.provenance.n_tokens
-    return f" Over {round(result.coverage[score] * n_tokens):,} of {n_tokens:,} queries."
+    used = result.coverage[score] * n_tokens
+    by_layer = "" if math.isclose(used, round(used)) else ", mean over layers"  # whose windows differ
+    return f" Over {round(used):,} of {n_tokens:,} queries{by_layer}."
 
 
 def choose_on_click(app: Dash, *sources: tuple[str, str]) -> None:

@@ -24,7 +24,9 @@ def scores_to_print(frame: pd.DataFrame, scores: Sequence[str], sort: str | None
     known = [score for score in scores if score in frame and frame[score].notna().any()]
     first = sort or known[0]
     if first not in known:
-        raise WorkbenchError(f"on these tokens no head has a value of {first}; sort by {', '.join(known)}")
+        raise WorkbenchError(
+            f"on these tokens no head of this model has a value of {first}; sort by {', '.join(known)}"
+        )
     return [first, *(score for score in known if score not in UNPRINTED | {first})]
 
 

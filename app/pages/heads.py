@@ -27,8 +27,8 @@ TALL = 440
 DEFINITIONS = (
     (
         "Attention weight",
-        "p_ij, the share of its attention that query i (a token) gives to key j (an earlier token, or itself). "
-        "The weights of a query sum to 1.",
+        "p_ij, the share of its attention that query i (a token) gives to key j: a token before it or itself, or in "
+        "encoders any. The weights of a query sum to 1, less what a learned sink takes.",
     ),
     (
         "Prefix matching",
@@ -39,11 +39,15 @@ DEFINITIONS = (
     ("Duplicate token", "Weight on earlier occurrences of the query's own token (Wang et al. 2022)."),
     ("Sink mass", "Weight on the first four tokens, where heads rest that have nothing to say (Xiao et al. 2023)."),
     (
+        "Virtual sink mass",
+        "Weight on a learned sink: a score for attending to no token that some models have (GPT-OSS).",
+    ),
+    (
         "Entropy",
         "−Σ_j p_ij log p_ij in nats: 0 for a query that looks at one token, log n for one that looks at n evenly. "
         "Relative entropy divides by that maximum.",
     ),
-    ("Mean distance", "How far back the head looks: Σ_j p_ij (i − j), in tokens."),
+    ("Mean distance", "How far the head looks: Σ_j p_ij |i − j|, in tokens."),
     ("Key concentration", "Whether few keys get all attention: Σ_j s_j² of the shares s_j that the keys receive."),
 )
 
@@ -165,7 +169,9 @@ def score_scatter(result: Any, view: View, scheme: str) -> go.Figure:
 
 def no_value(score: str) -> str:
     """Why a score has no value on a text."""
-    if score == "duplicate_token":
+    if score == "virtual_sink_mass":
+        reason = "This model has no learned sinks"
+    elif score == "duplicate_token":
         reason = "No token of this text occurs twice"
     elif score.startswith("prefix_matching"):  # what follows a token that comes again at once is that token itself
         reason = "No token of this text comes again with others in between"

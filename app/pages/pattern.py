@@ -30,7 +30,8 @@ CONTROLS = {
 DEFINITIONS = (
     (
         "Weight",
-        "p_ij, the share of its attention that query i gives to key j. Grey cells are hidden by the causal mask.",
+        "p_ij, the share of its attention that query i gives to key j. Grey cells are hidden by the mask: tokens that "
+        "come later, and in layers with a window those beyond it.",
     ),
     (
         "Pooled",

@@ -8,7 +8,7 @@ import numpy as np
 from dash import Dash, Input, Output, html
 
 from workbench.analyses.labels import SINK_SCORES
-from workbench.app.components import card, graph, on_card, plain_table, tiles
+from workbench.app.components import card, empty_figure, graph, on_card, plain_table, tiles
 from workbench.app.jobs import Task
 from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import SINK_LENGTH, Services
@@ -23,8 +23,8 @@ CONTROLS = {"sink_score": ("sink-score", "value")}
 DEFINITIONS = (
     (
         "α of a key",
-        "The mean weight that a key gets from the queries at and after it. Only keys with at least 16 later queries "
-        "count.",
+        "The mean weight that a key gets from the queries that may see it: those at and after it, or in encoders all. "
+        "Only keys that at least 16 other queries may see count.",
     ),
     ("Sink rate", "The share of sequences, layers and heads in which α is above ε = 0.3 (Gu et al. 2024)."),
     ("Sink mass", "Weight on the first four tokens of a sequence (Xiao et al. 2023)."),
@@ -65,6 +65,7 @@ def register(app: Dash, services: Services) -> None:
         Output("sinks-norms", "figure"),
         Output("sinks-tiles", "children"),
         Output("sinks-kinds", "children"),
+        Output("sink-score", "data"),
         Input("ready", "data"),
         Input("view", "data"),
         Input("scheme", "data"),
@@ -73,15 +74,29 @@ def register(app: Dash, services: Services) -> None:
         view = services.view_on(NAME, query)
         result = services.finished(services.attention_sinks(view))
         return (
-            *score_map(result, view.sink_score, SINK_SCORES, view, scheme, TALL),
+            *head_map(result, view, scheme),
             on_card(result.figure("positions", captioned=True, theme=scheme), TALL, revision="positions"),
             f"{result.evaluated_in_words()} Of {result.provenance.inputs}.",
             on_card(result.figure("norms", captioned=True, theme=scheme), TALL, revision="norms"),
             numbers_that_matter(result),
             kind_table(result),
+            score_options(result),
         )
 
     choose_on_click(app, ("sinks-map", "clickData"), ("sinks-norms", "clickData"))
+
+
+def score_options(result: Any) -> list[dict[str, Any]]:
+    """The scores to choose from; those that this model does not have cannot be chosen."""
+    return [{"value": name, "label": label, "disabled": name not in result} for name, label in SINK_SCORES.items()]
+
+
+def head_map(result: Any, view: View, scheme: str) -> tuple:
+    if view.sink_score not in result:
+        label = SINK_SCORES[view.sink_score]
+        why = f"This model has no learned sinks, so<br>“{label}” has no value. Choose another score."
+        return empty_figure(TALL, why), {"height": f"{TALL}px"}, ""
+    return score_map(result, view.sink_score, SINK_SCORES, view, scheme, TALL)
 
 
 def numbers_that_matter(result: Any) -> html.Div:

@@ -7,7 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Tokenizers
+from tokenizers import models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
+from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import chunked_text, repeated_random_tokens
 from workbench.analyses.inputs import text_to_sequences, text_to_tokens
 from workbench.analyses.prompts import quoted
@@ -206,3 +210,47 @@ def test_a_quotation_is_one_printable_line(text: str) -> None:
     assert shown.isprintable() and shown[0] == "“" and shown[-1] == "”" and len(shown) <= 22
     if len(" ".join(text.split())) > 20:
         assert shown.endswith("…”")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> HookedTransformer:
+    """Its tokenizer makes [CLS] text [SEP] of a text, as ids 0, …, 1; letters are ids from 3 on."""
+    words = ["[CLS]", "[SEP]", "[UNK]", *"abcdefghijklmnop"]
+    backend = Tokenizers(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
+    )  # fmt: skip
+    cfg = TransformerConfig(
+        n_layers=1, d_model=8, n_heads=1, d_head=8, d_mlp=8, d_vocab=19, n_ctx=32, attention_dir="bidirectional"
+    )
+    return HookedTransformer(cfg, tokenizer).eval()
+
+
+def test_encoders_read_their_template_around_every_text(encoder: HookedTransformer) -> None:
+    text = "a b c d e f g h i j"
+    assert text_to_tokens(encoder, text, None, shorten="").tokens.tolist() == [[0, *range(3, 13), 1]]
+    short = text_to_tokens(encoder, text, 5, shorten="")
+    assert short.tokens.tolist() == [[0, 3, 4, 5, 1]]
+    assert short.description.startswith("the first 5 of 12 tokens of")
+    chunks = text_to_sequences(encoder, text, None, length=6)
+    assert chunks.tokens.tolist() == [[0, 3, 4, 5, 6, 1], [0, 7, 8, 9, 10, 1]]
+    assert chunks.description.endswith("in sequences of [CLS], 4 tokens and [SEP], 8 of the text's 10")
+    assert chunked_text(encoder, text, length=5, prepend_bos=False).tolist() == [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]]
+    sequences = Sequences.read(encoder, [text, "a b"])
+    assert sequences.description == "“a b c d e f g h i j” and 1 more"
+    assert sequences.tokens[1, :5].tolist() == [0, 3, 4, 1, 0] and sequences.lengths.tolist() == [12, 4]
+
+
+def test_random_tokens_for_encoders_stand_within_the_template(encoder: HookedTransformer) -> None:
+    prompts = repeated_random_tokens(encoder, length=4, n_sequences=2)
+    assert prompts.tokens.shape == (2, 10) and prompts.has_bos
+    assert prompts.tokens[:, 0].tolist() == [0, 0] and prompts.tokens[:, -1].tolist() == [1, 1]
+    assert (prompts.tokens[:, 1:5] == prompts.tokens[:, 5:9]).all() and (prompts.tokens[:, 1:9] > 2).all()
+    assert prompts.copy[0].tolist() == [-1, 0, 0, 0, 0, 1, 1, 1, 1, -1] and prompts.index[0, -1] == -1
+    assert prompts.description == "[CLS], 4 random tokens twice and [SEP], seed 0"
+    with pytest.raises(ValueError, match="make 34 positions"):
+        repeated_random_tokens(encoder, length=16)
