@@ -139,10 +139,14 @@ class HookedModel(HookedRootModule):
         names = self.active_hook_names(names_filter)
         if names_filter is None:
             names = [name for name in names if not isinstance(self.hook_dict[name], ReadOnlyHookPoint)]
-            model_input = model_args[0] if model_args else kwargs["input"]
-            if not isinstance(model_input, Tensor):
+            model_input = model_args[0] if model_args else kwargs.get("input")
+            if model_input is None:
+                model_input = kwargs.get("encoder_output")
+            elif not isinstance(model_input, Tensor):
                 model_input, _ = self.to_tokens(model_input, return_attention_mask=True)
-            _check_cache_memory(self.cfg, names, *torch.atleast_2d(model_input).shape[:2])
+            if isinstance(model_input, Tensor):  # else the call says what is missing
+                batch, pos = torch.atleast_2d(model_input).shape[:2]
+                _check_cache_memory(self.cfg, names, batch, pos, pos + len(kwargs.get("kv_cache") or ()))
         output, cache = super().run_with_cache(
             *model_args, names_filter=names, remove_batch_dim=remove_batch_dim, **kwargs
         )
@@ -257,8 +261,8 @@ def _query_key_norm_shape(cfg: TransformerConfig, name: str, pos: int, keys: int
     return (pos if is_query else keys, n_heads, width) if per_head else (pos if is_query else keys, width)
 
 
-def _check_cache_memory(cfg: TransformerConfig, names: list[str], batch: int, pos: int) -> None:
-    needed = cfg.dtype.itemsize * sum(math.prod(hook_shape(cfg, name, batch, pos)) for name in names)
+def _check_cache_memory(cfg: TransformerConfig, names: list[str], batch: int, pos: int, key_pos: int) -> None:
+    needed = cfg.dtype.itemsize * sum(math.prod(hook_shape(cfg, name, batch, pos, key_pos)) for name in names)
     free = torch.cuda.mem_get_info(cfg.device)[0] if cfg.device.type == "cuda" else psutil.virtual_memory().available
     if needed > free / 2:
         raise MemoryError(
