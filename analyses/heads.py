@@ -147,7 +147,7 @@ def head_statistics(
         progress: called with the fraction done and what was done.
 
     Raises:
-        ValueError: a model without attention weights (see ARCHITECTURE.md), inputs that the model refuses, a sequence
+        ValueError: a model that it is not for (docs/definitions.md), inputs that the model refuses, a sequence
             without a real token, or an option out of its range.
     """
     check_model(model)

@@ -209,8 +209,8 @@ def induction_heads(
         progress: called with the fraction done and what was done.
 
     Raises:
-        ValueError: a bidirectional model, one without a language-model head or without attention weights (see
-            ARCHITECTURE.md), what repeated_random_tokens refuses, or an option out of its range.
+        ValueError: a model that it is not for (docs/definitions.md), what repeated_random_tokens refuses, or an option
+            out of its range.
     """
     check_model(model, predicts=True)
     n_heads = model.cfg.n_layers * model.cfg.n_heads

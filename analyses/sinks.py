@@ -142,7 +142,7 @@ def attention_sinks(
         progress: called with the fraction done and what was done.
 
     Raises:
-        ValueError: a model without attention weights (see ARCHITECTURE.md), sequences or windows too short for a key
+        ValueError: a model that it is not for (docs/definitions.md), sequences or windows too short for a key
             that 16 other queries see, or an option out of its range.
     """
     check_model(model)
