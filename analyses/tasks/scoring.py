@@ -123,7 +123,7 @@ def _check_text(field: str, text: str) -> None:
         raise Unscorable(field, f"cannot be read: {error}") from None
 
 
-def stacked(examples: Sequence[Scorable]) -> dict[str, Tensor | None]:
+def stacked(examples: Sequence[Scorable]) -> dict[str, Any]:
     """The tensors of a PromptSet: tokens, real, target, foil and corrupted. All examples have the same fields."""
     width = max(len(example.tokens) for example in examples)
     lengths = torch.tensor([len(example.tokens) for example in examples])
