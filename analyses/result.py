@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-FORMAT, FORMAT_VERSION = "attention-workbench result", 2
+FORMAT, FORMAT_VERSION = "attention-workbench result", 3
 
 # Where each kind of result lives: a file names its kind, never a module.
 _CLASSES = {
+    "attribution_patching": ("workbench.analyses.gradients", "AttributionPatching"),
+    "attribution_agreement": ("workbench.analyses.attribution", "AttributionAgreement"),
     "attention_sinks": ("workbench.analyses.sinks", "AttentionSinks"),
     "direct_logit_attribution": ("workbench.analyses.direct_attribution", "DirectLogitAttribution"),
     "head_pattern": ("workbench.analyses.patterns", "HeadPattern"),
     "head_statistics": ("workbench.analyses.heads", "HeadStatistics"),
     "induction_heads": ("workbench.analyses.induction", "InductionHeads"),
+    "integrated_gradients": ("workbench.analyses.integrated_gradients", "IntegratedGradients"),
     "logit_lens": ("workbench.analyses.lens", "LogitLens"),
 }
 

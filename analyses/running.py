@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -105,12 +106,18 @@ class Sequences:
         description = f"the first {n_tokens:,} tokens of {self.description}"
         return Sequences(self.tokens[:, :n_tokens], self.real[:, :n_tokens], description)
 
-    def batches(self, tokens_per_run: int = TOKENS_PER_RUN) -> Iterator[Sequences]:
-        """The same sequences in order, as many at a time as ``tokens_per_run`` allows (at least one)."""
-        size = max(1, tokens_per_run // self.tokens.shape[1])
-        for tokens, real in zip(self.tokens.split(size), self.real.split(size), strict=True):
-            width = int(real.sum(dim=1).max())
-            yield Sequences(tokens[:, :width], real[:, :width])
+    def batches(self, tokens_per_run: int = TOKENS_PER_RUN, *, one_length: bool = False) -> Iterator[Sequences]:
+        """The same sequences in order, as many at a time as ``tokens_per_run`` allows (at least one).
+
+        Args:
+            one_length: only sequences of one length together.
+        """
+        cuts = {*range(0, len(self), max(1, tokens_per_run // self.tokens.shape[1])), len(self)}
+        if one_length:
+            cuts |= {i for i in range(1, len(self)) if self.lengths[i] != self.lengths[i - 1]}
+        for first, end in pairwise(sorted(cuts)):
+            width = int(self.lengths[first:end].max())
+            yield Sequences(self.tokens[first:end, :width], self.real[first:end, :width])
 
     def digest(self) -> str:
         """SHA-256 of the token ids (int64) and the mask (bool), in row order."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.running import Progress, Sequences, attention_statistics
-from workbench.analyses.support import Visibility, visibility
+from workbench.analyses.support import Visibility, depends_on_length, visibility
 from workbench.kernels import MatchLabels, StatisticsRequest, match_labels
 
 MIN_FOR_INTERVAL = 20  # sequences
@@ -175,7 +175,7 @@ def measure_heads(model: Any, sequences: Sequences, sink_keys: int, progress: Pr
     received: np.ndarray | float = 0.0
     n_other: np.ndarray | int = 0
     n_done, n_positions = 0, sequences.tokens.shape[1]
-    for batch in sequences.batches():
+    for batch in sequences.batches(one_length=depends_on_length(model)):
         batch = batch.to(model.cfg.device)
         earlier = earlier_occurrences(batch)
         request = StatisticsRequest(

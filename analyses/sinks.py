@@ -14,7 +14,7 @@ from workbench.analyses.labels import SINK_SCORES
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
 from workbench.analyses.scores import SCORES, exceeds
-from workbench.analyses.support import check_model, visibility
+from workbench.analyses.support import check_model, depends_on_length, visibility
 from workbench.kernels import StatisticsRequest
 
 MIN_OTHER_QUERIES = 16
@@ -224,7 +224,7 @@ def _measure(model: Any, sequences: Sequences, sink_keys: int, progress: Progres
     request = StatisticsRequest(sink_keys=sink_keys, received=True)
     parts: dict[str, list[np.ndarray]] = {}
     n_done, n_positions = 0, sequences.tokens.shape[1]
-    for batch in sequences.batches():
+    for batch in sequences.batches(one_length=depends_on_length(model)):
         batch = batch.to(model.cfg.device)
         statistics, seen = attention_statistics(model, batch, request), visibility(model, batch)
         value_norm, output_norm = _norms(model, batch)

@@ -27,6 +27,12 @@ def is_bidirectional(model: Any) -> bool:
     return getattr(model.cfg, "attention_dir", "causal") == "bidirectional"
 
 
+def depends_on_length(model: Any) -> bool:
+    """Whether a batch's longest sequence decides how its others are read: rotations that are scaled by length."""
+    scaling = getattr(model.cfg, "rope_scaling", None)
+    return emits_statistics(model) and scaling is not None and scaling.depends_on_length
+
+
 def check_model(model: Any, *, layer: int | None = None, predicts: bool = False) -> None:
     """Refuses the models that an analysis would have no number for, or a wrong one.
 

@@ -346,6 +346,20 @@ def test_global_tokens_are_evaluated_where_a_short_window_leaves_no_other_key() 
     assert "head_statistics" in refusal(lambda: attention_sinks(build(window_size=WINDOW), tokens))
 
 
+def test_rotations_that_depend_on_the_length_are_those_of_each_sequence_alone() -> None:
+    model = build(**ROTARY, rope_scaling=RopeScaling(type="dynamic", factor=4.0, original_context=8))
+    rows = random_tokens(20, 40, 24)
+    tokens, mask = padded(rows, "right")
+    together, alone = (
+        head_statistics(model, tokens, attention_mask=mask), [head_statistics(model, row) for row in rows]
+    )  # fmt: skip
+    entropy = sum(found["entropy"] * len(row) for found, row in zip(alone, rows, strict=True)) / 84
+    np.testing.assert_allclose(together["entropy"], entropy, atol=1e-10)
+    sinks = attention_sinks(model, tokens, attention_mask=mask)["alpha"]
+    alphas = [attention_sinks(model, row)["alpha"][..., 0] for row in rows]
+    np.testing.assert_allclose(sinks[..., 0], np.mean(alphas, axis=0), atol=1e-10)
+
+
 def test_a_layer_that_no_query_counts_in_has_no_score_and_spoils_none() -> None:
     model, rows = build(attn_types=("local", "global"), window_size=1), torch.stack(random_tokens(*[12] * 20))
     found = head_statistics(model, rows)
