@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.analyses.direct_attribution import DirectLogitAttribution as DirectLogitAttribution
     from workbench.analyses.direct_attribution import direct_logit_attribution as direct_logit_attribution
+    from workbench.analyses.first_token import FirstTokenSinks as FirstTokenSinks
+    from workbench.analyses.first_token import first_token_sinks as first_token_sinks
+    from workbench.analyses.gradients import AttributionPatching as AttributionPatching
+    from workbench.analyses.gradients import attribution_patching as attribution_patching
     from workbench.analyses.heads import HeadStatistics as HeadStatistics
     from workbench.analyses.heads import head_statistics as head_statistics
     from workbench.analyses.induction import InductionHeads as InductionHeads
     from workbench.analyses.induction import induction_heads as induction_heads
+    from workbench.analyses.integrated_gradients import IntegratedGradients as IntegratedGradients
+    from workbench.analyses.integrated_gradients import integrated_gradients as integrated_gradients
     from workbench.analyses.lens import LogitLens as LogitLens
     from workbench.analyses.lens import logit_lens as logit_lens
+    from workbench.analyses.massive import MassiveActivations as MassiveActivations
+    from workbench.analyses.massive import massive_activations as massive_activations
     from workbench.analyses.patterns import HeadPattern as HeadPattern
     from workbench.analyses.patterns import head_pattern as head_pattern
     from workbench.analyses.prompts import RepeatedTokens as RepeatedTokens
@@ -27,8 +35,12 @@ if TYPE_CHECKING:
     from workbench.analyses.result import Result as Result
     from workbench.analyses.result import ResultFileError as ResultFileError
     from workbench.analyses.result import load_result as load_result
+    from workbench.analyses.sink_tests import SinkInterventions as SinkInterventions
+    from workbench.analyses.sink_tests import sink_interventions as sink_interventions
     from workbench.analyses.sinks import AttentionSinks as AttentionSinks
     from workbench.analyses.sinks import attention_sinks as attention_sinks
+    from workbench.analyses.streaming import Streaming as Streaming
+    from workbench.analyses.streaming import streaming_perplexity as streaming_perplexity
     from workbench.analyses.tasks import PromptFileError as PromptFileError
     from workbench.analyses.tasks import PromptSet as PromptSet
     from workbench.analyses.tasks import YearPrompts as YearPrompts
@@ -40,11 +52,15 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "AttentionSinks": "sinks",
+    "AttributionPatching": "gradients",
     "DirectLogitAttribution": "direct_attribution",
+    "FirstTokenSinks": "first_token",
     "HeadPattern": "patterns",
     "HeadStatistics": "heads",
     "InductionHeads": "induction",
+    "IntegratedGradients": "integrated_gradients",
     "LogitLens": "lens",
+    "MassiveActivations": "massive",
     "PromptFileError": "tasks",
     "PromptSet": "tasks",
     "Provenance": "result",
@@ -52,20 +68,28 @@ _MODULE_OF = {
     "RepeatedTokens": "prompts",
     "Result": "result",
     "ResultFileError": "result",
+    "SinkInterventions": "sink_tests",
+    "Streaming": "streaming",
     "YearPrompts": "tasks",
     "attention_sinks": "sinks",
+    "attribution_patching": "gradients",
     "chunked_text": "prompts",
     "direct_logit_attribution": "direct_attribution",
     "factual_recall": "tasks",
+    "first_token_sinks": "first_token",
     "greater_than": "tasks",
     "head_pattern": "patterns",
     "head_statistics": "heads",
     "indirect_objects": "tasks",
     "induction_heads": "induction",
+    "integrated_gradients": "integrated_gradients",
     "load_result": "result",
     "logit_lens": "lens",
+    "massive_activations": "massive",
     "read_prompts": "tasks",
     "repeated_random_tokens": "prompts",
+    "sink_interventions": "sink_tests",
+    "streaming_perplexity": "streaming",
     "subject_verb_agreement": "tasks",
 }
 __all__ = list(_MODULE_OF)

@@ -82,6 +82,30 @@ def cut_edges(
     return Intervention({hook_name: edit}, f"L{layer}" if head is None else f"L{layer}H{head}")
 
 
+def replace_contribution(
+    layer: int, value: Tensor, *, sources: Tensor, destinations: Tensor | None = None, head: int | None = None
+) -> Intervention:
+    """What a query reads from the keys of ``sources``, Σ_j p_ij v_j over them, becomes ``value``.
+
+    Its other weights stay. A constant makes the keys an implicit bias (Sun et al. 2024, section 4.2); zeros drop their
+    values, as ``cut_edges`` without renormalising does.
+
+    Args:
+        value: [n_heads, d_head] or [prompt, n_heads, d_head], also where only one ``head`` is meant.
+        sources, destinations, head: as in ``cut_edges``. Destinations should see the sources: they get
+            the value anyway.
+    """
+    dropped = cut_edges(layer, sources=sources, destinations=destinations, head=head, renormalise=False)
+
+    def edit(z: Tensor, hook: Any) -> Tensor:  # [prompt, pos, n_heads, d_head]
+        added = (value if value.dim() == 3 else value[None])[:, None].to(z)  # [prompt or 1, 1, n_heads, d_head]
+        if head is not None:
+            added = added * (torch.arange(z.shape[2], device=z.device) == head)[:, None]
+        return z + (added if destinations is None else added * _of_prompts(destinations, z)[:, :, None, None])
+
+    return Intervention({**dropped.edits, f"blocks.{layer}.attn.hook_z": edit}, dropped.name)
+
+
 def together(interventions: Sequence[Intervention], name: str) -> Intervention:
     """Several at once, under one name."""
     joined = Intervention()

@@ -28,15 +28,19 @@ FORMAT, FORMAT_VERSION = "attention-workbench result", 3
 
 # Where each kind of result lives: a file names its kind, never a module.
 _CLASSES = {
-    "attribution_patching": ("workbench.analyses.gradients", "AttributionPatching"),
-    "attribution_agreement": ("workbench.analyses.attribution", "AttributionAgreement"),
     "attention_sinks": ("workbench.analyses.sinks", "AttentionSinks"),
+    "attribution_agreement": ("workbench.analyses.attribution", "AttributionAgreement"),
+    "attribution_patching": ("workbench.analyses.gradients", "AttributionPatching"),
     "direct_logit_attribution": ("workbench.analyses.direct_attribution", "DirectLogitAttribution"),
+    "first_token_sinks": ("workbench.analyses.first_token", "FirstTokenSinks"),
     "head_pattern": ("workbench.analyses.patterns", "HeadPattern"),
     "head_statistics": ("workbench.analyses.heads", "HeadStatistics"),
     "induction_heads": ("workbench.analyses.induction", "InductionHeads"),
     "integrated_gradients": ("workbench.analyses.integrated_gradients", "IntegratedGradients"),
     "logit_lens": ("workbench.analyses.lens", "LogitLens"),
+    "massive_activations": ("workbench.analyses.massive", "MassiveActivations"),
+    "sink_interventions": ("workbench.analyses.sink_tests", "SinkInterventions"),
+    "streaming": ("workbench.analyses.streaming", "Streaming"),
 }
 
 

@@ -4,9 +4,16 @@ Scores use cividis over a stated range, signed effects red-blue centred on 0; ce
 neither scale contains. Queries run down, keys across. A figure has no title until it is ``captioned``.
 """
 
+from workbench.analyses.figures.agreement import agreement_dots as agreement_dots
+from workbench.analyses.figures.agreement import diagonal as diagonal
+from workbench.analyses.figures.agreement import quadrants as quadrants
 from workbench.analyses.figures.export import captioned as captioned
 from workbench.analyses.figures.export import config as config
 from workbench.analyses.figures.export import write_html as write_html
+from workbench.analyses.figures.gradients import estimates_scatter as estimates_scatter
+from workbench.analyses.figures.gradients import layer_position_map as layer_position_map
+from workbench.analyses.figures.gradients import token_bars as token_bars
+from workbench.analyses.figures.gradients import token_map as token_map
 from workbench.analyses.figures.heads import effects as effects
 from workbench.analyses.figures.heads import head_map as head_map
 from workbench.analyses.figures.heads import head_scatter as head_scatter
@@ -15,6 +22,9 @@ from workbench.analyses.figures.pattern import pattern_map as pattern_map
 from workbench.analyses.figures.positions import curves as curves
 from workbench.analyses.figures.positions import position_bars as position_bars
 from workbench.analyses.figures.positions import position_map as position_map
+from workbench.analyses.figures.sinks import binned_curves as binned_curves
+from workbench.analyses.figures.sinks import dots as dots
+from workbench.analyses.figures.sinks import sink_effects as sink_effects
 from workbench.analyses.figures.style import THEMES as THEMES
 from workbench.analyses.figures.style import VERMILLION as VERMILLION
 from workbench.analyses.figures.style import axis_label as axis_label
