@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ class FirstTokenSinks(Result):
     kind: ClassVar[str] = "first_token_sinks"
     all_figure_kinds: ClassVar[tuple[str, ...]] = ("rates", "map")
     frame_axes: ClassVar[tuple[str, ...]] = ("variant",)
-    further_tables = {"heads": ("variant", "layer", "head")}
+    further_tables: ClassVar[Mapping[str, tuple[str, ...]]] = {"heads": ("variant", "layer", "head")}
 
     def summary(self) -> str:
         lines = [self.provenance.sentence(), f"Sink rate of position 0 (ε = {self.settings['epsilon']}):"]
@@ -116,14 +117,17 @@ def first_token_sinks(
     return FirstTokenSinks(
         quantities={
             "sink_rate": Quantity(
-                [rate[0] for rate in rates], ("variant",), share,
+                np.array([rate[0] for rate in rates]), ("variant",), share,
                 f"share of sequences, layers and heads whose mean weight on position 0 exceeds {epsilon}",
             ),
             "largest_other_rate": Quantity(
-                [rate[at] if at > 0 else np.nan for rate, at in zip(rates, others, strict=True)], ("variant",), share,
+                np.array([rate[at] if at > 0 else np.nan for rate, at in zip(rates, others, strict=True)]),
+                ("variant",), share,
                 "the highest sink rate of any other position",
             ),
-            "other_position": Quantity(others, ("variant",), "position", "that position; −1 where none has a rate"),
+            "other_position": Quantity(
+                np.array(others), ("variant",), "position", "that position; −1 where none has a rate"
+            ),
             "mean_weight": Quantity(
                 np.nanmean(weight, axis=(1, 2)), ("variant",), share, "mean weight on position 0 over all heads"
             ),

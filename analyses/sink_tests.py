@@ -22,6 +22,7 @@ from workbench.kernels import StatisticsRequest
 MIN_DISTANCE = 16  # tokens from the sink and its control to the first query that is edited
 N_CANDIDATES = 8  # keys after the sink among which the control is sought
 LEAST_EFFECT = 0.01  # nats per token; a smaller change of the loss is none, whatever the control does
+LEFT_OVER = 0.1  # of what dropping the value changes; a constant that leaves no more of it has replaced the value
 
 EDITS = ("edges cut", "value dropped", "constant instead", "edges of every query cut")
 KEYS = ("sink", "control")
@@ -154,10 +155,11 @@ def sink_interventions(
     4.2: an implicit bias). Cut for every query, the sink only moves, which ``weight_by_position`` shows.
 
     The verdict is by bootstrap intervals over sequences. An edit *matters* when its interval lies beyond ± the larger
-    of the mean effect of the same edit on the control and 0.01 nats per token, and is *harmless* when it lies within.
-    *No-op*: dropping the value is harmless. *Implicit bias*: dropping it matters and the constant is harmless.
-    *Carries information*: both matter. *No sink*: no head has a mean weight above ``epsilon`` on it. *Undecided*: an
-    interval lies across the bound. *Untested*: fewer than 20 sequences.
+    of the mean effect of the same edit on the control and 0.01 nats per token, and is *harmless* when it lies within;
+    for the constant, a tenth of the effect of dropping the value is within as well. *No-op*: dropping the value is
+    harmless. *Implicit bias*: dropping it matters and the constant is harmless. *Carries information*: both matter.
+    *No sink*: no head has a mean weight above ``epsilon`` on it. *Undecided*: an interval lies across its bound.
+    *Untested*: fewer than 20 sequences.
 
     Args:
         tokens: text, texts, or token ids [batch, pos] with their ``attention_mask``; 2 or more sequences.
@@ -364,7 +366,7 @@ def _quantities(
     error = change.std(axis=3, ddof=1) / np.sqrt(change.shape[3])
     low, high = np.moveaxis(np.apply_along_axis(lambda x: np.array(mean_interval(x)), 3, change), 3, 0)
     verdicts = [
-        _verdict(largest[place] > epsilon, low[place], high[place], mean[place, 1], change.shape[3])
+        _verdict(largest[place] > epsilon, low[place, 0], high[place, 0], mean[place], change.shape[3])
         for place in range(len(change))
     ]
     axes, nats, share = ("scope", "key", "edit"), "nats per token", "share of 1"
@@ -385,9 +387,9 @@ def _quantities(
         ),
         "verdict": Quantity(
             np.array(verdicts), ("scope",), "",
-            "no-op: without the sink's value the loss stays within ± the control's change and "
-            f"{LEAST_EFFECT} nats; implicit bias: it does with a constant in its place; carries information: with "
-            "neither",
+            "no-op: without the sink's value the loss stays within ± the larger of the control's change and "
+            f"{LEAST_EFFECT} nats; implicit bias: it does, but for a tenth, with a constant in its place; carries "
+            "information: it does with neither",
         ),
         "weight_by_position": Quantity(
             moved.mean(axis=(1, 2)), ("condition", "position"), share,
@@ -400,16 +402,17 @@ def _quantities(
     }  # fmt: skip
 
 
-def _verdict(has_sink: bool, low: np.ndarray, high: np.ndarray, control: np.ndarray, n_sequences: int) -> str:
-    """low and high [key, edit], control [edit]: its mean effects."""
+def _verdict(has_sink: bool, low: np.ndarray, high: np.ndarray, mean: np.ndarray, n_sequences: int) -> str:
+    """low and high [edit], the intervals of the effects on the sink; mean [key, edit]."""
     if not has_sink:
         return "no sink"
     if n_sequences < MIN_FOR_INTERVAL:
         return "untested"
-    bound = np.maximum(np.abs(control), LEAST_EFFECT)
-    harmless = (low[0] >= -bound) & (high[0] <= bound)
-    matters = (low[0] > bound) | (high[0] < -bound)
     _, dropped, constant, _ = range(len(EDITS))
+    bound = np.maximum(np.abs(mean[1]), LEAST_EFFECT)
+    bound[constant] = max(bound[constant], LEFT_OVER * abs(mean[0, dropped]))
+    harmless = (low >= -bound) & (high <= bound)
+    matters = (low > bound) | (high < -bound)
     if harmless[dropped]:
         return "no-op"
     if matters[dropped] and harmless[constant]:
