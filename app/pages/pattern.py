@@ -18,7 +18,7 @@ from workbench.errors import WorkbenchError
 
 NAME, TITLE = "pattern", "Pattern"
 EXPLANATION = (
-    "Where one head looks: each row is a token (the query), each column a token it can look back at (the key). "
+    "Where one head looks: each row is a token (the query), each column a token it may look at (the key). "
     "Drag over the map to zoom in; double-click to see all of it again."
 )
 CONTROLS = {
