@@ -6,13 +6,14 @@ read-only and an edit raises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.hooks import ActivationCache, HookPoint, ReadOnlyHookPoint, hook_shape
+from workbench.kv_cache import KVCache
 from workbench.transformer import HookedTransformer
 
 
@@ -156,6 +157,58 @@ def check_statistics(
         for name, value in expected.items():
             if name in statistics:
                 _assert_close(statistics[name][index].double(), value, tolerance, f"{name} in layer {layer}")
+
+
+@torch.no_grad()
+def check_cache(
+    model: HookedTransformer,
+    tokens: Tensor,
+    real: Tensor | None = None,
+    tolerance: float = 1e-4,
+    **forward_arguments: Any,
+) -> None:
+    """A text that is read on a key/value cache in pieces of 1, of 7, of irregular sizes and at once has the logits of
+    one pass without, under whatever hooks are active.
+
+    Args:
+        tokens: [batch, pos], of an encoder–decoder those of the decoder.
+        real: bool [batch, pos], false at pads, which must be on the left; None: no pads.
+        **forward_arguments: what else the call needs, such as the ``encoder_output`` of an encoder–decoder.
+    """
+    n = tokens.shape[1]
+    real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+    whole = _read(model, tokens, real, forward_arguments)[real]
+    half = n // 2
+    for sizes in ([1] * n, [7] * (n // 7) + [n % 7], [half, 1, n - half - 1], [n]):
+        logits = read_in_pieces(model, tokens, sizes, real, **forward_arguments)
+        _assert_close(logits[real], whole, tolerance, f"cached = uncached in pieces of {max(sizes)}")
+
+
+@torch.no_grad()
+def read_in_pieces(
+    model: HookedTransformer,
+    tokens: Tensor,
+    sizes: Iterable[int],
+    real: Tensor | None = None,
+    kv_cache: KVCache | None = None,
+    **forward_arguments: Any,
+) -> Tensor:
+    """The logits [batch, pos, d_vocab] of a text that is read in pieces of these sizes on one cache.
+
+    Arguments as in ``check_cache``; ``kv_cache`` is a new one unless given.
+    """
+    cache, sizes = KVCache() if kv_cache is None else kv_cache, [size for size in sizes if size]
+    real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+    pieces = zip(tokens.split(sizes, dim=1), real.split(sizes, dim=1), strict=True)
+    outputs = [_read(model, piece, mask, {**forward_arguments, "kv_cache": cache}) for piece, mask in pieces]
+    return torch.cat(outputs, dim=1)
+
+
+def _read(model: HookedTransformer, tokens: Tensor, real: Tensor, forward_arguments: dict[str, Any]) -> Tensor:
+    """The logits of a text, of an encoder–decoder those of the decoder's."""
+    if model.cfg.n_encoder_layers is None:
+        return model(tokens, attention_mask=real, **forward_arguments)
+    return model(decoder_input=tokens, decoder_attention_mask=real, **forward_arguments)
 
 
 def _output(model: HookedTransformer, tokens: Tensor, forward_arguments: Mapping[str, Any]) -> Tensor:

@@ -1,15 +1,12 @@
-"""Reading a text in pieces equals reading it at once, also under hooks; what a cache forgets, refuses and weighs."""
+"""Reading a text in pieces equals reading it at once, also under hooks; what an edit means; what is refused."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from workbench import (
@@ -17,10 +14,9 @@ from workbench import (
     HookedTransformer,
     KVCache,
     RopeScaling,
-    StatisticsRequest,
     TransformerConfig,
 )
-from workbench.components.positions import relative_buckets
+from workbench.testing import check_cache, read_in_pieces
 
 SIZES: dict[str, Any] = {
     "n_layers": 2, "d_model": 16, "n_heads": 4, "d_head": 6, "n_key_value_heads": 2, "d_mlp": 20, "d_vocab": 23,
@@ -56,32 +52,13 @@ def chunkings(n_tokens: int) -> Iterator[list[int]]:
     yield [2, 1, 4, n_tokens - 7]
 
 
-@torch.no_grad()
 def read(
-    model: HookedTransformer,
-    tokens: Tensor,
-    sizes: list[int],
-    real: Tensor | None = None,
-    cache: KVCache | None = None,
-    hooks: list | None = None,
-    **arguments: Any,
-) -> Tensor:
-    """The logits of a text that is read in pieces of these sizes on one cache."""
-    cache, outputs = KVCache() if cache is None else cache, []
-    is_decoder = model.cfg.n_encoder_layers is not None
-    start = 0
+    model: HookedTransformer, tokens: Tensor, sizes: list[int], real: Tensor | None = None,
+    cache: KVCache | None = None, hooks: list | None = None, **arguments: Any,
+) -> Tensor:  # fmt: skip
+    """The logits of a text that is read in pieces of these sizes on one cache, under hooks."""
     with model.hooks(hooks or []):
-        for size in sizes:
-            piece = slice(start, start + size)
-            mask = None if real is None else real[:, piece]
-            own = (
-                {"decoder_input": tokens[:, piece], "decoder_attention_mask": mask}
-                if is_decoder
-                else {"input": tokens[:, piece], "attention_mask": mask}
-            )
-            outputs.append(model(**own, kv_cache=cache, **arguments))
-            start += size
-    return torch.cat(outputs, dim=1)
+        return read_in_pieces(model, tokens, sizes, real, cache, **arguments)
 
 
 @torch.no_grad()
@@ -251,6 +228,19 @@ def test_hooks_on_cross_attention_are_told_where_both_texts_stand():
     assert seen == [([[0, 1]], [[0, 0, 1]]), ([[2]], [[0, 0, 1]])]
 
 
+def test_the_check_of_a_cache_finds_what_pieces_change():
+    """An edit of the last token of every piece is another text for every chunking."""
+    model, tokens = build(), text(2, 9)
+
+    def edit_last(x: Tensor, hook: Any) -> Tensor:
+        x[:, -1] = 0
+        return x
+
+    check_cache(model, tokens, tolerance=1e-9)
+    with model.hooks([("blocks.0.attn.hook_v", edit_last)]), pytest.raises(AssertionError, match="cached = uncached"):
+        check_cache(model, tokens)
+
+
 # What an edit to cached positions means
 
 
@@ -290,238 +280,6 @@ def test_later_hooks_see_all_rotated_keys():
     found = read(model, tokens[:, 6:], [3, 3], cache=cache, hooks=hooks)
     assert not torch.allclose(found, plain[:, 6:], atol=1e-3)
     assert_same(found, read_at_once(model, tokens, hooks=hooks)[:, 6:])
-
-
-# Eviction
-
-
-def visible(t: int, window: int, n_sink: int) -> list[int]:
-    """The keys of the query at t: the first n_sink tokens and the last window − n_sink."""
-    return [j for j in range(t + 1) if j < n_sink or j > t - (window - n_sink)]
-
-
-def turned(x: Tensor, position: int, base: float) -> Tensor:
-    """One head's vector [d_head], its pairs (i, i + d_head / 2) turned as complex numbers."""
-    half = len(x) // 2
-    angles = position * base ** (-torch.arange(half, dtype=torch.float64) / half)
-    product = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((product.real, product.imag))
-
-
-@torch.no_grad()
-def by_definition(model: HookedTransformer, tokens: Tensor, window: int, n_sink: int) -> Tensor:
-    """Logits [pos, d_vocab] of one text by loops over layers, heads, queries and keys, positions counted anew."""
-    cfg, kind = model.cfg, model.cfg.positional_embedding_type
-    x = model.embed(tokens[None])[0]
-    if kind == "learned":
-        x = x + model.pos_embed.W_pos[: len(tokens)]
-    for block in model.blocks:
-        h, attn = block.ln1(x[None])[0], block.attn
-        out = torch.zeros_like(x)
-        for head in range(cfg.n_heads):
-            group = head // (cfg.n_heads // cfg.n_key_value_heads)
-            q, k, v = h @ attn.W_Q[head], h @ attn.W_K[group], h @ attn.W_V[group]
-            for t in range(len(tokens)):
-                keys = visible(t, window, n_sink)
-                own = len(keys) - 1  # the query's rank among what it sees
-                scores = []
-                for rank, j in enumerate(keys):
-                    query, key, bias = q[t], k[j], torch.tensor(0.0)
-                    if kind == "rotary":
-                        query, key = turned(query, own, cfg.rotary_base), turned(key, rank, cfg.rotary_base)
-                    elif kind == "alibi":
-                        bias = -(2.0 ** (-8 * (head + 1) / cfg.n_heads)) * torch.tensor(own - rank)
-                    elif kind == "relative":
-                        away = torch.tensor(rank - own)
-                        bucket = relative_buckets(away, cfg.n_relative_buckets, cfg.relative_max_distance, False)
-                        bias = model.relative_bias.W_rel[bucket, head]
-                    scores.append(query @ key / math.sqrt(cfg.d_head) + bias)
-                weights = torch.stack(scores).softmax(0)
-                out[t] += sum(w * v[j] for w, j in zip(weights, keys, strict=True)) @ attn.W_O[head]
-        x = x + out
-        x = x + block.mlp(block.ln2(x[None]))[0]
-    return model.unembed(model.ln_final(x[None]))[0]
-
-
-POLICIES = [(1, 0), (5, 0), (5, 2), (4, 3), (40, 4)]
-
-
-@pytest.mark.parametrize(("n_layers", "positions"), [(1, "rotary"), (3, "rotary"), (3, "alibi"), (2, "none")])
-def test_eviction_is_what_its_definition_says(n_layers, positions):
-    model = build(n_layers=n_layers, positional_embedding_type=positions, n_heads=2, n_key_value_heads=1)
-    lengths = (13, 7, 2)
-    tokens, real = text(3, 13), left_padded(lengths, 13)
-    for window, n_sink in POLICIES:
-        expected = [by_definition(model, tokens[i, 13 - n :], window, n_sink) for i, n in enumerate(lengths)]
-        for sizes in chunkings(13):
-            found = read(model, tokens, sizes, real, KVCache(window=window, n_sink_tokens=n_sink))
-            for row, logits in zip(zip(found, real, strict=True), expected, strict=True):
-                assert_same(row[0][row[1]], logits, tolerance=1e-5)  # the model's angles are float32
-
-
-@pytest.mark.parametrize("positions", ["learned", "relative"])
-def test_eviction_where_positions_are_tables(positions):
-    options = {"n_relative_buckets": 6, "relative_max_distance": 7} if positions == "relative" else {}
-    model = build(positional_embedding_type=positions, **options)
-    tokens = text(1, 12)
-    for window, n_sink in POLICIES[:2] if positions == "learned" else POLICIES:
-        expected = by_definition(model, tokens[0], window, n_sink)
-        assert_same(read(model, tokens, [5, 7], cache=KVCache(window, n_sink))[0], expected)
-
-
-_EVICTING = build(n_layers=2, positional_embedding_type="alibi", n_heads=2, n_key_value_heads=1)
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.data())
-def test_any_pieces_pads_and_policy(data):
-    """Each row alone, in one piece and without pads, is what it is in any batch and any pieces."""
-    n_tokens = data.draw(st.integers(1, 14))
-    n_sink = data.draw(st.integers(0, 3))
-    window = data.draw(st.integers(n_sink + 1, 10))
-    lengths = tuple(data.draw(st.lists(st.integers(1, n_tokens), min_size=1, max_size=3)))
-    sizes, left = [], n_tokens
-    while left:
-        sizes.append(data.draw(st.integers(1, left)))
-        left -= sizes[-1]
-    tokens, real = text(len(lengths), n_tokens), left_padded(lengths, n_tokens)
-    cache = KVCache(window=window, n_sink_tokens=n_sink)
-    found = read(_EVICTING, tokens, sizes, real, cache)
-    assert len(cache) == min(window, n_tokens)
-    for row, length in enumerate(lengths):
-        alone = tokens[row : row + 1, n_tokens - length :]
-        expected = read(_EVICTING, alone, [length], cache=KVCache(window=window, n_sink_tokens=n_sink))
-        assert_same(found[row : row + 1, n_tokens - length :], expected)
-        kept = visible(length - 1, window, n_sink)
-        assert cache.positions[row][cache.real[row]].tolist() == kept
-        assert cache.tokens[row][cache.real[row]].tolist() == alone[0, kept].tolist()
-        previous = [-1 if j == 0 else int(alone[0, j - 1]) for j in kept]
-        assert cache.previous[row][cache.real[row]].tolist() == previous
-    assert cache.n_seen.tolist() == list(lengths)
-
-
-def test_a_window_streams_a_text_beyond_the_context():
-    model = build(n_ctx=8)
-    tokens = text(1, 30)
-    expected = by_definition(model, tokens[0], 8, 2)
-    found = read(model, tokens, [12, 18], cache=KVCache(window=8, n_sink_tokens=2))
-    assert_same(found[0], expected, tolerance=1e-5)
-    with pytest.raises(ValueError, match="n_ctx"):
-        read(model, tokens, [30])
-    with pytest.raises(ValueError, match="n_ctx"):  # a learned table ends, whatever the cache forgets
-        read(build(n_ctx=8, positional_embedding_type="learned"), tokens, [8, 1], cache=KVCache(window=4))
-
-
-@pytest.mark.parametrize("start", [1, 3, 9])
-def test_other_tokens_than_the_first_can_be_kept(start):
-    """Logits of one layer are those of the kept tokens alone; with more layers what was read before stays as it was."""
-    model = build(n_layers=1, positional_embedding_type="alibi", n_heads=2, n_key_value_heads=1)
-    tokens, lengths = text(2, 14), (14, 11)
-    real = left_padded(lengths, 14)
-    for sizes in chunkings(14):
-        cache = KVCache(window=6, n_sink_tokens=2, sink_start=start)
-        found = read(model, tokens, sizes, real, cache)
-        for row, length in enumerate(lengths):
-            own = tokens[row, 14 - length :]
-            for t in range(length):
-                chosen = {j for j in (start, start + 1) if j <= t}
-                others = [j for j in range(t + 1) if j not in chosen]
-                kept = sorted(chosen | set(others[len(others) - min(len(others), 6 - len(chosen)) :]))
-                expected = read_at_once(model, own[None, kept])[:, -1]
-                assert_same(found[row : row + 1, 14 - length + t], expected)
-            assert cache.positions[row][cache.real[row]].tolist() == kept
-
-
-def test_global_tokens_stay_where_sinks_keep_them():
-    """Sinks are the first columns of the cache, so a local layer goes on seeing them."""
-    model = build(n_layers=1, window_size=2, n_global_tokens=1, positional_embedding_type="none")
-    tokens = text(1, 9)
-    expected = read_at_once(model, tokens)  # one global token and the last two are within any window of 3 or more
-    assert_same(read(model, tokens, [4, 5], cache=KVCache(window=4, n_sink_tokens=1)), expected)
-    for cache in (KVCache(window=4), KVCache(window=4, n_sink_tokens=1, sink_start=1)):
-        with pytest.raises(ValueError, match="n_global_tokens.*n_sink_tokens=1"):
-            read(model, tokens, [9], cache=cache)
-
-
-# Memory
-
-
-@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_memory_is_two_vectors_for_each_token_layer_and_key_value_head(n_kv_heads, dtype):
-    model = build(n_key_value_heads=n_kv_heads).to(dtype)
-    per_token = 2 * 2 * n_kv_heads * 6 * dtype.itemsize  # keys and values, layers
-    for cache, kept in ((KVCache(), 14), (KVCache(window=5), 5), (KVCache(window=6, n_sink_tokens=2), 6)):
-        assert cache.bytes_per_token(model.cfg) == per_token
-        assert cache.nbytes == 0
-        for end in (3, 14):
-            read(model, text(2, end - len(cache)), [end - len(cache)], cache=cache)
-        assert cache.nbytes == 2 * kept * per_token
-        assert len(cache) == kept
-
-
-def test_a_linear_layer_takes_the_same_memory_for_any_text():
-    model, cache = build(attn_types=("linear", "global")), KVCache()
-    states = 2 * 2 * 6 * (6 + 1) * 8  # rows, key/value heads, S and s, float64
-    for seen in (3, 10):
-        read(model, text(2, seen - len(cache)), [seen - len(cache)], cache=cache)
-        assert cache.nbytes == states + 2 * seen * cache.bytes_per_token(model.cfg)
-    assert cache.bytes_per_token(model.cfg) == 2 * 2 * 6 * 8
-
-
-# Statistics
-
-
-def rows_of(statistics: Any, query: slice) -> dict[str, Tensor]:
-    """Every statistic of the chosen queries, labels apart."""
-    found = {name: value[..., query] for name, value in statistics.items() if isinstance(value, Tensor)}
-    found |= {f"match {name}": value[..., query] for name, value in statistics["match_mass"].items()}
-    found |= {name: statistics[name][..., query, :] for name in ("offset_mass",)}
-    return {name: value for name, value in found.items() if not name.startswith("received")}  # those are of keys
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"use_sink_logits": True, "window_size": 6}, {"attention_backend": "materialised"}]
-)
-def test_statistics_of_the_last_token(options):
-    model, tokens, real = build(**options), text(3, 14) % 4, left_padded((14, 9, 2), 14)
-    request = StatisticsRequest(
-        entropy=True, max_weight=True, mean_distance=True, sink_keys=2, offsets=(0, 1, 3), received=True,
-        match=("induction", "duplicate"),
-    )  # fmt: skip
-    _, full = model.run_with_statistics(tokens, request, attention_mask=real)
-    cache = KVCache()
-    read(model, tokens[:, :-1], [13], real[:, :-1], cache)
-    _, last = model.run_with_statistics(tokens[:, -1:], request, attention_mask=real[:, -1:], kv_cache=cache)
-    expected, found = rows_of(full, slice(-1, None)), rows_of(last, slice(None))
-    assert found.keys() == expected.keys() >= {"lse", "entropy", "sink_mass", "offset_mass", "match induction"}
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9, msg=name)
-
-
-@pytest.mark.parametrize("n_sink", [0, 2])
-def test_induction_is_found_also_where_the_token_before_a_key_was_evicted(n_sink):
-    model, tokens, cache = build(), text(1, 20), KVCache(window=6, n_sink_tokens=n_sink)
-    kept = visible(19, 6, n_sink)
-    tokens[0, [kept[n_sink] - 1, 17]] = int(tokens[0, 19])  # before the first recent one, and among them
-    read(model, tokens[:, :-1], [19], cache=cache)
-    patterns = {}
-    note = lambda x, hook: patterns.update({hook.layer(): x})  # noqa: E731
-    with model.hooks([(lambda name: name.endswith("hook_pattern"), note)]):
-        _, statistics = model.run_with_statistics(
-            tokens[:, -1:], StatisticsRequest(match=("induction",)), kv_cache=cache
-        )
-    assert kept[n_sink] - 1 not in kept
-    follows = torch.tensor([j > 0 and bool(tokens[0, j - 1] == tokens[0, 19]) for j in kept])
-    assert follows[n_sink] and follows[-2]
-    for layer, pattern in patterns.items():
-        mass = statistics["match_mass"]["induction"][layer, ..., -1]
-        torch.testing.assert_close(mass, (pattern[..., 0, :] * follows).sum(-1))
-
-
-def test_statistics_are_of_one_piece():
-    with pytest.raises(ValueError, match="splits these 6 tokens"):
-        build().run_with_statistics(text(1, 6), kv_cache=KVCache(window=5))
 
 
 # Refusals
@@ -625,10 +383,10 @@ def test_a_scaling_that_changes_with_the_length_is_refused_where_it_changes(kind
     model = build(rope_scaling=RopeScaling(type=kind, factor=2.0, original_context=6, **factors))
     tokens, real = text(2, 12), left_padded((11, 9), 12)
     for sizes in ([1] * 7, [5, 2]):
-        found = read(model, tokens, sizes, real)
+        found = read(model, tokens[:, :7], sizes, real[:, :7])
         assert_same(found, read_at_once(model, tokens[:, :7], real[:, :7]), real[:, :7])
     with pytest.raises(ValueError, match=f"{kind}.*has other frequencies at 7 tokens than at 6"):
-        read(model, tokens, [7, 1], real)
+        read(model, tokens[:, :8], [7, 1], real[:, :8])
     assert_same(read(model, tokens, [12], real), read_at_once(model, tokens, real), real)
     beyond = [8, 1, 3]  # from 7 tokens on
     if kind == "longrope":
