@@ -70,7 +70,9 @@ class KVCache:
     def __post_init__(self) -> None:
         for name in ("window", "n_sink_tokens", "sink_start"):
             size = getattr(self, name)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
+            if name == "window" and size is None:
+                continue
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise ValueError(f"{name} must be a whole number, not negative, got {size!r}")
         if self.n_sink_tokens and self.window is None:
             raise ValueError("n_sink_tokens are what a window keeps beside recent tokens; give window=…")

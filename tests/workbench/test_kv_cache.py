@@ -295,6 +295,8 @@ def test_later_hooks_see_all_rotated_keys():
         ({"window": 4, "n_sink_tokens": -1}, "n_sink_tokens must be a whole number"),
         ({"window": 4, "n_sink_tokens": 4}, "window must exceed n_sink_tokens"),
         ({"n_sink_tokens": 1}, "give window="),
+        ({"window": 4, "n_sink_tokens": None}, "n_sink_tokens must be a whole number"),
+        ({"window": 4, "n_sink_tokens": 1, "sink_start": 1.5}, "sink_start must be a whole number"),
         ({"window": 4, "sink_start": 1}, "give n_sink_tokens="),
     ],
 )
