@@ -148,8 +148,8 @@ def streaming_perplexity(
         )
     ids = sequences.tokens.to(model.cfg.device)
     losses = torch.full((len(POLICIES), len(ids), n_positions - 1), torch.nan, dtype=torch.float64)
-    found = _full(model, ids[:, : model.cfg.n_ctx])
-    losses[FULL, :, : found.shape[1]] = found[:, : n_positions - 1]
+    n_full = min(n_positions - 1, model.cfg.n_ctx)  # queries within the context
+    losses[FULL, :, :n_full] = _full(model, ids[:, : n_full + 1])
     caches = {
         WINDOW: KVCache(window),
         SINKS: KVCache(window, n_sink_tokens),
@@ -199,10 +199,10 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _full(model: Any, ids: Tensor) -> Tensor:
-    """Losses of whole texts [text, pos], within the context: float64 [text, pos − 1]."""
+    """Losses of whole texts [text, pos], of which the model reads all but the last token: float64 [text, pos − 1]."""
     losses = []
     for row in ids:
-        stream = model(row[None], stop_at_layer=model.cfg.n_layers)[:, :-1]
+        stream = model(row[None, :-1], stop_at_layer=model.cfg.n_layers)
         pieces = zip(stream.split(ROWS_PER_UNEMBEDDING, 1), row[None, 1:].split(ROWS_PER_UNEMBEDDING, 1), strict=True)
         losses.append(torch.cat([_loss(model.to_logits(part), targets) for part, targets in pieces], dim=1))
     return torch.cat(losses)
