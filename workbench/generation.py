@@ -56,8 +56,8 @@ class Sampling:
         wide = logits.double()
         scaled = (wide - wide.amax(dim=-1, keepdim=True)) / self.temperature  # at most 0: nothing overflows
         if self.top_k is not None:
-            kth = scaled.topk(min(self.top_k, scaled.shape[-1])).values[:, -1:]
-            scaled = scaled.masked_fill(scaled < kth, -torch.inf)
+            kth = wide.topk(min(self.top_k, wide.shape[-1])).values[:, -1:]
+            scaled = scaled.masked_fill(wide < kth, -torch.inf)
         probabilities = scaled.softmax(dim=-1)
         if self.top_p is not None:
             ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)

@@ -139,7 +139,7 @@ def test_a_run_from_a_residual_counts_its_layers(pair, tokens):
     request = StatisticsRequest(entropy=True)
     _, part = pair.model.run_with_statistics(residual, request, start_at_layer=1, return_type=None)
     _, whole = pair.model.run_with_statistics(tokens, request)
-    assert part.layer_indices == (1,)
+    assert part.layer_indices == (1, 2)
     assert torch.equal(part["entropy"], whole["entropy"][1:])
     with pytest.raises(ValueError, match="needs tokens"):
         pair.model.run_with_statistics(residual, start_at_layer=1)
@@ -205,7 +205,7 @@ def test_threads_on_one_model_keep_their_statistics_apart(pair, tokens):
 
 @pytest.mark.parametrize("layers", [{"stop_at_layer": 0}, {"stop_at_layer": -3}])
 def test_statistics_of_no_layer_are_refused(pair, tokens, layers):
-    with pytest.raises(ValueError, match="a layer that runs"):
+    with pytest.raises(ValueError, match="a layer with softmax attention that runs"):
         pair.model.run_with_statistics(tokens, **layers)
 
 
