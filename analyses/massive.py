@@ -69,7 +69,7 @@ class MassiveActivations(Result):
             "massive above": np.maximum(self.settings["threshold"], self.settings["ratio"] * self["median"]),
         }
         figure = figures.curves(series, x_label="depth (layers applied)", y_label="|x| (log scale)", theme=theme)
-        figure.update_yaxes(type="log", rangemode="normal", exponentformat="power")
+        figure.update_yaxes(type="log", rangemode="normal", exponentformat="power", dtick=1)
         return Drawing(figure, "Largest elements of the residual stream", self.define("largest_at_sink", "median"))
 
     def _draw_map(self, *, score: str = "output_share", theme: str = "light") -> Drawing:

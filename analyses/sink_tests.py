@@ -107,12 +107,12 @@ class SinkInterventions(Result):
             x_label=f"change of the loss from position {self.settings['first_query']} on (nats per token)",
             theme=theme,
         )
-        what = "heads with most weight on it" if heads else "layers"
+        what = "in the heads with most weight on it" if heads else "by layers"
         note = (
             "Bars are standard errors over sequences; hollow marks are the same edits of position "
             f"{self.settings['control_position']}, a control. {self.define('loss_change_mean', 'verdict')}"
         )
-        return Drawing(figure, f"What the sink is for: edits of what later queries read of it, {what}", note)
+        return Drawing(figure, f"What the sink is for, {what}", note)
 
     def _draw_ranges(self, *, theme: str = "light") -> Drawing:
         return self._draw_effects(False, theme)

@@ -31,7 +31,7 @@ class Streaming(Result):
     """
 
     kind: ClassVar[str] = "streaming"
-    all_figure_kinds: ClassVar[tuple[str, ...]] = ("curves", "means")
+    all_figure_kinds: ClassVar[tuple[str, ...]] = ("curves", "excess")
     frame_axes: ClassVar[tuple[str, ...]] = ("policy",)
     further_tables: ClassVar[Mapping[str, tuple[str, ...]]] = {"losses": ("policy", "query")}
 
@@ -64,7 +64,7 @@ class Streaming(Result):
     def _draw_curves(self, *, bin_width: int | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        width = max(1, self["loss"].shape[2] // 48) if bin_width is None else bin_width
+        width = max(1, self["loss"].shape[2] // 24) if bin_width is None else bin_width
         figure = figures.binned_curves(
             dict(zip(POLICIES, self["mean_loss_by_query"], strict=True)),
             width=width,
@@ -76,15 +76,20 @@ class Streaming(Result):
         note = f"Means of {width} queries and {self.provenance.n_sequences} texts.{self._ends} {self._in_words()}"
         return Drawing(figure, f"Loss along a text when {self.settings['window']} tokens are remembered", note)
 
-    def _draw_means(self, *, theme: str = "light") -> Drawing:
+    def _draw_excess(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
+        others = [place for place in range(len(POLICIES)) if place != SINKS]
         figure = figures.dots(
-            {"mean": (self["mean_loss"], self["mean_loss_low"], self["mean_loss_high"])}, list(POLICIES),
-            x_label="mean loss beyond the window (nats)", theme=theme,
-        )  # fmt: skip
-        title = f"Loss beyond the window when {self.settings['window']} tokens are remembered"
-        return Drawing(figure, title, f"{self.define('mean_loss')}{self._ends} {self._in_words()}")
+            {"excess": tuple(self[name][others] for name in ("excess", "excess_low", "excess_high"))},
+            [POLICIES[place] for place in others],
+            x_label="loss beyond the window, less that with sink tokens (nats)",
+            theme=theme,
+        )
+        figure.add_vline(x=0, line={"color": figures.THEMES[theme].text, "width": 1})
+        title = f"Loss against that with sink tokens when {self.settings['window']} tokens are remembered"
+        bars = "" if np.isnan(self["excess_low"]).all() else " Bars are 95 % bootstrap intervals over texts."
+        return Drawing(figure, title, f"{self.define('excess')}{bars}{self._ends} {self._in_words()}")
 
     def _in_words(self) -> str:
         n, window, start = (self.settings[name] for name in ("n_sink_tokens", "window", "middle_start"))

@@ -66,7 +66,7 @@ def binned_curves(
     """Named lines over 0, 1, 2, …, each point the mean of the known values among ``width`` positions.
 
     Args:
-        series: name → [position]; NaN are left out of the means.
+        series: name → [position]; NaN are left out of the means, and points without any are bridged up to the last.
         marked: positions with a line and what it says.
     """
     figure = blank_figure(theme, height=420)
@@ -80,6 +80,7 @@ def binned_curves(
                 y=np.where(known, padded, 0.0).sum(axis=1) / np.where(n > 0, n, np.nan),
                 name=name,
                 mode="lines",
+                connectgaps=True,
                 line={"color": THEMES[theme].series[place], "width": 2, "dash": DASHES[place]},
                 hovertemplate="%{y:.3f}",
             )

@@ -149,7 +149,8 @@ def test_it_is_saved_and_drawn(found: Streaming, tmp_path: Path) -> None:
     assert again.summary() == found.summary() and list(again.tables()) == ["", "losses"]
     for theme in ("light", "dark"):
         assert [trace.name for trace in again.figure("curves", theme=theme).data] == list(POLICIES)
-        assert list(again.figure("means", captioned=True, theme=theme).data[0].y) == list(POLICIES)
+        (dots,) = again.figure("excess", captioned=True, theme=theme).data
+        assert list(dots.y) == [policy for policy in POLICIES if policy != POLICIES[SINKS]]
     curve = again.figure("curves", bin_width=10).data[RECOMPUTED]
     np.testing.assert_allclose(curve.x, [4.5, 14.5, 24.5, 34.5])
     known = again["mean_loss_by_query"][RECOMPUTED][[10, 11, 12, 17]]  # of queries 10 to 19
