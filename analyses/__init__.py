@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.analyses.attribution import AttributionAgreement as AttributionAgreement
+    from workbench.analyses.attribution import attribution_agreement as attribution_agreement
     from workbench.analyses.direct_attribution import DirectLogitAttribution as DirectLogitAttribution
     from workbench.analyses.direct_attribution import direct_logit_attribution as direct_logit_attribution
     from workbench.analyses.first_token import FirstTokenSinks as FirstTokenSinks
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from workbench.analyses.heads import head_statistics as head_statistics
     from workbench.analyses.induction import InductionHeads as InductionHeads
     from workbench.analyses.induction import induction_heads as induction_heads
-    from workbench.analyses.integrated_gradients import IntegratedGradients as IntegratedGradients
-    from workbench.analyses.integrated_gradients import integrated_gradients as integrated_gradients
     from workbench.analyses.lens import LogitLens as LogitLens
     from workbench.analyses.lens import logit_lens as logit_lens
     from workbench.analyses.massive import MassiveActivations as MassiveActivations
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from workbench.analyses.prompts import RepeatedTokens as RepeatedTokens
     from workbench.analyses.prompts import chunked_text as chunked_text
     from workbench.analyses.prompts import repeated_random_tokens as repeated_random_tokens
+    from workbench.analyses.pruning import HeadPruning as HeadPruning
+    from workbench.analyses.pruning import head_pruning as head_pruning
     from workbench.analyses.result import Provenance as Provenance
     from workbench.analyses.result import Quantity as Quantity
     from workbench.analyses.result import Result as Result
@@ -49,16 +51,20 @@ if TYPE_CHECKING:
     from workbench.analyses.tasks import indirect_objects as indirect_objects
     from workbench.analyses.tasks import read_prompts as read_prompts
     from workbench.analyses.tasks import subject_verb_agreement as subject_verb_agreement
+    from workbench.analyses.token_gradients import IntegratedGradients as IntegratedGradients
+    from workbench.analyses.token_gradients import integrated_gradients as integrated_gradients
 
 _MODULE_OF = {
     "AttentionSinks": "sinks",
+    "AttributionAgreement": "attribution",
     "AttributionPatching": "gradients",
     "DirectLogitAttribution": "direct_attribution",
     "FirstTokenSinks": "first_token",
     "HeadPattern": "patterns",
+    "HeadPruning": "pruning",
     "HeadStatistics": "heads",
     "InductionHeads": "induction",
-    "IntegratedGradients": "integrated_gradients",
+    "IntegratedGradients": "token_gradients",
     "LogitLens": "lens",
     "MassiveActivations": "massive",
     "PromptFileError": "tasks",
@@ -72,6 +78,7 @@ _MODULE_OF = {
     "Streaming": "streaming",
     "YearPrompts": "tasks",
     "attention_sinks": "sinks",
+    "attribution_agreement": "attribution",
     "attribution_patching": "gradients",
     "chunked_text": "prompts",
     "direct_logit_attribution": "direct_attribution",
@@ -79,10 +86,11 @@ _MODULE_OF = {
     "first_token_sinks": "first_token",
     "greater_than": "tasks",
     "head_pattern": "patterns",
+    "head_pruning": "pruning",
     "head_statistics": "heads",
     "indirect_objects": "tasks",
     "induction_heads": "induction",
-    "integrated_gradients": "integrated_gradients",
+    "integrated_gradients": "token_gradients",
     "load_result": "result",
     "logit_lens": "lens",
     "massive_activations": "massive",

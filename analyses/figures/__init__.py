@@ -22,6 +22,7 @@ from workbench.analyses.figures.pattern import pattern_map as pattern_map
 from workbench.analyses.figures.positions import curves as curves
 from workbench.analyses.figures.positions import position_bars as position_bars
 from workbench.analyses.figures.positions import position_map as position_map
+from workbench.analyses.figures.pruning import pruning_curves as pruning_curves
 from workbench.analyses.figures.sinks import binned_curves as binned_curves
 from workbench.analyses.figures.sinks import dots as dots
 from workbench.analyses.figures.sinks import sink_effects as sink_effects

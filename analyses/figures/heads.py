@@ -94,7 +94,7 @@ def head_scatter(
     best = np.argsort(-np.nan_to_num(y, nan=-np.inf), axis=None, kind="stable")[:n_labels]
     with np.errstate(all="ignore"):
         drawn = np.stack([np.log10(x) if ratio else x, y]).reshape(2, -1)
-    places = _label_places(drawn, best)
+    places = label_places(drawn, best)
     figure = blank_figure(theme, height=460)
     figure.update_layout(margin=COLOURBAR_ROOM)
     figure.add_trace(
@@ -131,7 +131,7 @@ def _ratio_ticks(logarithms: np.ndarray) -> list[float]:
     return [float(f"{digit}e{power}") for power in range(-6, 7) for digit in digits]
 
 
-def _label_places(drawn: np.ndarray, points: np.ndarray) -> dict[int, str]:
+def label_places(drawn: np.ndarray, points: np.ndarray) -> dict[int, str]:
     """On which side of each of the points, as far as there is room, its label stands and covers no other label.
 
     Args:

@@ -1,0 +1,208 @@
+"""Figures that hold what is read off a model against what is done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.analyses.figures.heads import label_places
+from workbench.analyses.figures.style import LEGEND_ABOVE, THEMES, apply_style, blank_figure
+
+BINS = 24  # of each marginal
+DECADES = 3.5  # of effects that the axis spans below the largest; smaller ones stand at its end
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x")
+
+
+def quadrants(
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    groups: Mapping[str, np.ndarray],
+    thresholds: tuple[float, float, float, float],
+    x_label: str,
+    y_label: str,
+    note: str,
+    n_labels: int = 5,
+    theme: str = "light",
+) -> go.Figure:
+    """One point per head, and the distributions of both axes beside them; x and y ≥ 0 are [layer, head].
+
+    The y axis is logarithmic.
+
+    Args:
+        groups: name → bool [layer, head], drawn in this order with a colour and a symbol each; those of the last are
+            grey. In each of the others the heads with the largest y are named, as far as there is room.
+        thresholds: what is low and what is high on x, and what is low and what is high on y, as lines.
+        note: a line of text within the plot.
+        n_labels: so many heads of a group are named.
+    """
+    colours, style = THEMES[theme].series, THEMES[theme]
+    largest = float(np.nanmax(y)) or 1.0
+    lowest = np.log10(largest) - DECADES
+    heights = np.log10(np.maximum(y, 10**lowest))
+    figure = make_subplots(
+        rows=2, cols=2, row_heights=[0.14, 0.86], column_widths=[0.88, 0.12], shared_xaxes=True, shared_yaxes=True,
+        horizontal_spacing=0.02, vertical_spacing=0.02,
+    )  # fmt: skip
+    apply_style(figure, theme, height=540)
+    names = np.array([[f"L{layer}H{head}" for head in range(x.shape[1])] for layer in range(x.shape[0])])
+    flat = {name: np.flatnonzero(chosen) for name, chosen in groups.items()}
+    *shown, rest = flat
+    named = [places[np.argsort(-y.flat[places], kind="stable")[:n_labels]] for places in (flat[name] for name in shown)]
+    order = [int(turn[i]) for i in range(n_labels) for turn in named if i < len(turn)]
+    sides = label_places(np.stack([x.reshape(-1), heights.reshape(-1)]), np.array(order, dtype=int))
+    for place, name in reversed(list(enumerate(flat))):
+        points = flat[name]
+        figure.add_trace(
+            go.Scatter(
+                x=x.flat[points],
+                y=10 ** heights.flat[points],
+                name=f"{name} ({len(points)})",
+                customdata=np.stack([names.flat[points], np.char.mod("%.4g", y.flat[points])], axis=-1),
+                mode="markers+text",
+                text=[names.flat[point] if point in sides else "" for point in points],
+                textposition=[sides.get(point, "top right") for point in points],
+                textfont={"size": 11},
+                marker={
+                    "color": style.masked if name == rest else colours[place],
+                    "symbol": SYMBOLS[place],
+                    "size": 7 if name == rest else 9,
+                    "line": {"width": 0.6, "color": style.text},
+                },
+                hovertemplate=f"%{{customdata[0]}}<br>{x_label}: %{{x:.4f}}<br>{y_label}: %{{customdata[1]}}",
+                hoverlabel_namelength=0,
+                cliponaxis=False,
+                legendrank=place,
+            ),
+            2,
+            1,
+        )
+    _marginals(figure, x, heights, lowest, style.series[0])
+    _threshold_lines(figure, thresholds, lowest, style.text)
+    figure.add_annotation(
+        text=note, xref="x3 domain", yref="y3 domain", x=0.995, y=0.01, xanchor="right", yanchor="bottom",
+        showarrow=False, font_size=11, bgcolor=style.paper,
+    )  # fmt: skip
+    figure.update_xaxes(title=x_label, row=2, col=1)
+    ticks = [float(f"1e{power}") for power in range(int(np.floor(lowest)), int(np.log10(largest)) + 2)]
+    figure.update_yaxes(
+        title=f"{y_label}, log scale", type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks],
+        range=[lowest - 0.12, np.log10(largest) + 0.25], row=2,
+    )  # fmt: skip
+    count = {"showgrid": False, "nticks": 3, "tickfont_size": 9, "title": {"text": "heads", "font_size": 10}}
+    figure.update_yaxes(**count, row=1, col=1)
+    figure.update_xaxes(**count, row=2, col=2)
+    figure.update_yaxes(title="", row=2, col=2)
+    return figure.update_layout(showlegend=True, legend=LEGEND_ABOVE | {"y": 1.01}, bargap=0, margin_t=54)
+
+
+def _marginals(figure: go.Figure, x: np.ndarray, heights: np.ndarray, lowest: float, colour: str) -> None:
+    bars = {"marker": {"color": colour, "line_width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    counts, edges = np.histogram(x[np.isfinite(x)], bins=BINS)
+    figure.add_trace(go.Bar(x=(edges[1:] + edges[:-1]) / 2, y=counts, width=np.diff(edges), **bars), 1, 1)
+    counts, edges = np.histogram(heights[np.isfinite(heights)], bins=BINS, range=(lowest, float(np.nanmax(heights))))
+    # On a logarithmic axis a bar's width is not what it is given as, so the distribution is an outline of steps.
+    figure.add_trace(
+        go.Scatter(
+            x=np.repeat(counts, 2), y=10 ** np.repeat(edges, 2)[1:-1], mode="lines", line={"width": 0},
+            fill="tozerox", fillcolor=colour, showlegend=False, hoverinfo="skip",
+        ), 2, 2,
+    )  # fmt: skip
+
+
+def _threshold_lines(
+    figure: go.Figure, thresholds: tuple[float, float, float, float], lowest: float, colour: str
+) -> None:
+    low_x, high_x, low_y, high_y = thresholds
+    for value, dash in ((low_x, "dot"), (high_x, "dash")):
+        figure.add_vline(x=value, line={"color": colour, "width": 1, "dash": dash}, row=2, col=1)
+    for value, dash in ((low_y, "dot"), (high_y, "dash")):
+        if value > 10**lowest:
+            figure.add_hline(y=value, line={"color": colour, "width": 1, "dash": dash}, row=2, col=1)
+
+
+def agreement_dots(
+    names: Sequence[str],
+    series: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
+    *,
+    filled: Sequence[np.ndarray],
+    x_label: str,
+    theme: str = "light",
+) -> go.Figure:
+    """Coefficients between −1 and 1: a row per name, a marker with its interval per series.
+
+    Args:
+        series: name → (values, lower ends, upper ends), each [name]; NaN ends draw no interval.
+        filled: for each series bool [name]; the others are hollow.
+    """
+    figure = blank_figure(theme, height=max(260, 46 * len(names) + 110))
+    figure.add_vline(x=0, line={"color": THEMES[theme].text, "width": 1})
+    for place, (name, (values, low, high)) in enumerate(series.items()):
+        colour, symbol = THEMES[theme].series[place], SYMBOLS[place]
+        figure.add_trace(
+            go.Scatter(
+                x=values,
+                y=list(names),
+                name=name,
+                mode="markers",
+                orientation="h",
+                marker={
+                    "color": colour,
+                    "size": 9,
+                    "symbol": [symbol if fill else f"{symbol}-open" for fill in filled[place]],
+                    "line": {"width": 1.6, "color": colour},
+                },
+                error_x={
+                    "array": np.nan_to_num(high - values), "arrayminus": np.nan_to_num(values - low),
+                    "thickness": 1.4, "width": 3,
+                },
+                customdata=np.stack([low, high], axis=-1),
+                hovertemplate="%{y}, " + name + ": %{x:+.3f} [%{customdata[0]:+.3f}, %{customdata[1]:+.3f}]",
+                hoverlabel_namelength=0,
+            )
+        )  # fmt: skip
+    ends = [end for values in series.values() for end in values]
+    low, high = (float(part) for part in (np.nanmin(ends), np.nanmax(ends)))
+    figure.update_xaxes(title=x_label, zeroline=False, range=[min(low, 0) - 0.05, max(high, 0) + 0.05])
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure.update_layout(scattermode="group", scattergap=0.4, showlegend=True, legend=LEGEND_ABOVE)
+
+
+def diagonal(
+    x: np.ndarray, y: np.ndarray, *, x_label: str, y_label: str, n_labels: int = 8, theme: str = "light"
+) -> go.Figure:
+    """One point per head around the line y = x; x and y are [layer, head]. Those farthest from the line are named."""
+    figure = blank_figure(theme, height=460)
+    points = np.stack([x.reshape(-1), y.reshape(-1)])
+    names = np.array([[f"L{layer}H{head}" for head in range(x.shape[1])] for layer in range(x.shape[0])]).reshape(-1)
+    sides = label_places(points, np.argsort(-np.abs(points[1] - points[0]), kind="stable")[:n_labels])
+    ends = [float(points.min()), float(points.max())]
+    figure.add_trace(
+        go.Scatter(
+            x=ends, y=ends, mode="lines", line={"color": THEMES[theme].text, "width": 1, "dash": "dot"},
+            hoverinfo="skip",
+        )
+    )  # fmt: skip
+    figure.add_trace(
+        go.Scatter(
+            x=points[0],
+            y=points[1],
+            customdata=names,
+            mode="markers+text",
+            text=[name if place in sides else "" for place, name in enumerate(names)],
+            textposition=[sides.get(place, "top right") for place in range(len(names))],
+            marker={
+                "color": THEMES[theme].series[0],
+                "size": 8,
+                "line": {"width": 0.5, "color": THEMES[theme].text},
+            },
+            hovertemplate=f"%{{customdata}}<br>{x_label}: %{{x:+.4f}}<br>{y_label}: %{{y:+.4f}}<extra></extra>",
+            cliponaxis=False,
+        )
+    )
+    figure.update_xaxes(title=x_label)
+    figure.update_yaxes(title=y_label)
+    return figure
