@@ -72,7 +72,8 @@ def cut_edges(
         if renormalise:
             scores = x[:, which]
             left = scores.masked_fill(cut, -torch.inf)
-            empty = (left == -torch.inf).all(dim=-1, keepdim=True)
+            hidden = torch.finfo(scores.dtype).min / 2  # some models mask by the least number in place of −∞
+            empty = (left <= hidden).all(dim=-1, keepdim=True)
             x[:, which] = torch.where(empty, scores, left)
         else:
             x[:, which] = x[:, which].masked_fill(cut, 0)

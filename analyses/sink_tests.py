@@ -195,8 +195,7 @@ def sink_interventions(
     for which in (0, 3):
         edits = plans[0][0][which]
         assert edits is not None
-        with model.hooks(fwd_hooks=list(edits.edits.items())):
-            moved.append((_received(model, sequences, later).sum(dim=1) / later.sum()).numpy())
+        moved.append((_received_under(model, sequences, later, edits).sum(dim=1) / later.sum()).numpy())
     weights = [[_weight(key.weight.numpy(), scope) for key in keys] for scope in scopes]
     largest = [_weight(keys[0].weight.numpy(), scope, np.nanmax) for scope in scopes]
     return SinkInterventions(
@@ -276,6 +275,22 @@ def _received(model: Any, sequences: Sequences, later: Tensor) -> Tensor:
     """Σ of the later queries' weights on every key, float64 [layer, sequence, head, key]."""
     request = StatisticsRequest(received=True, query_weights=later.to(model.cfg.dtype))
     return attention_statistics(model, sequences, request)["received"].double().cpu()
+
+
+def _received_under(model: Any, sequences: Sequences, later: Tensor, edits: Intervention) -> Tensor:
+    """The same in a run that is edited."""
+    sums: list[Tensor] = []
+
+    def read(pattern: Tensor, hook: Any) -> None:  # [sequence, head, query, key]
+        sums.append(torch.einsum("bhqk,bq->bhk", pattern.double(), later.double()).cpu())
+
+    hooks = [
+        *edits.edits.items(),
+        *((f"blocks.{layer}.attn.hook_pattern", read) for layer in range(model.cfg.n_layers)),
+    ]
+    arguments = {} if bool(sequences.real.all()) else {"attention_mask": sequences.real}
+    model.run_with_hooks(sequences.tokens, return_type=None, fwd_hooks=hooks, **arguments)
+    return torch.stack(sums)
 
 
 def _key(model: Any, sequences: Sequences, received: Tensor, later: Tensor, position: int) -> _Key:

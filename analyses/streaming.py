@@ -80,8 +80,9 @@ class Streaming(Result):
         from workbench.analyses import figures
 
         others = [place for place in range(len(POLICIES)) if place != SINKS]
+        excess, low, high = (self[name][others] for name in ("excess", "excess_low", "excess_high"))
         figure = figures.dots(
-            {"excess": tuple(self[name][others] for name in ("excess", "excess_low", "excess_high"))},
+            {"excess": (excess, low, high)},
             [POLICIES[place] for place in others],
             x_label="loss beyond the window, less that with sink tokens (nats)",
             theme=theme,

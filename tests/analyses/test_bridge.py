@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from workbench import HookedTransformer
-from workbench.analyses import attention_sinks, head_pattern, head_statistics, induction_heads
+from workbench.analyses import (
+    attention_sinks,
+    first_token_sinks,
+    head_pattern,
+    head_statistics,
+    induction_heads,
+    massive_activations,
+    sink_interventions,
+    streaming_perplexity,
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +51,8 @@ def test_all_analyses_agree(models: tuple[HookedTransformer, Any]) -> None:
     for analyse in (
         lambda model: head_statistics(model, tokens),
         lambda model: attention_sinks(model, tokens, epsilon=0.06),
+        lambda model: first_token_sinks(model, tokens, epsilon=0.06),
+        lambda model: sink_interventions(model, tokens, n_heads=2),
         lambda model: head_pattern(model, tokens[0], 1, 2),
         lambda model: head_pattern(model, tokens[0], 1, 2, max_cells=7, pooling="mean"),
         lambda model: head_pattern(model, "w1 w2 w3 w1", 0, 1),
@@ -61,3 +72,7 @@ def test_what_a_bridge_cannot_do_is_refused(models: tuple[HookedTransformer, Any
         head_statistics(models[1], torch.tensor([[1, 2], [3, 4]]), attention_mask=torch.tensor([[1, 1], [1, 0]]))
     with pytest.raises(ValueError, match="one length"):
         head_statistics(models[1], ["w1 w2", "w3"])
+    tokens = torch.arange(30)
+    for analyse in (massive_activations, lambda model, tokens: streaming_perplexity(model, tokens, window=8)):
+        with pytest.raises(ValueError, match="needs a HookedTransformer"):
+            analyse(models[1], tokens)
