@@ -75,8 +75,8 @@ class AttributionPatching(Result):
         return _largest(self["error"], n)
 
     def name(self, layer: int, place: int) -> str:
-        """L3H7, or L3 position 7."""
-        return f"L{layer}H{place}" if self.settings["components"] == "heads" else f"L{layer} position {place}"
+        """L3H7, or "L3 at 7" for a position."""
+        return f"L{layer}H{place}" if self.settings["components"] == "heads" else f"L{layer} at {place}"
 
     def summary(self) -> str:
         clean, corrupted = self["clean_metric"].mean(), self["corrupted_metric"].mean()
@@ -160,7 +160,7 @@ def attribution_patching(
 
     Patching replaces an activation a of one run by that of another, a'; its effect on the metric is estimated by
     Σ (a' − a) · ∂metric/∂a, the gradient taken in the run that is patched (Nanda 2023; Syed et al. 2023; AtP of Kramár
-    et al. 2024, section 2.2). The estimate is exact where the metric is linear in the activation, and fails where
+    et al. 2024). The estimate is exact where the metric is linear in the activation, and fails where
     softmaxes and norms saturate.
 
     Args:
@@ -298,7 +298,7 @@ def _patches(model: Any, donor: Sequences, names: Sequence[str], components: Com
         ]
     at = torch.eye(donor.tokens.shape[1], dtype=torch.bool)  # [position, pos]
     return [
-        replace_activation(name, values[name], only, f"L{layer} position {place}")
+        replace_activation(name, values[name], only, f"L{layer} at {place}")
         for layer, name in enumerate(names)
         for place, only in enumerate(at)
     ]
@@ -311,8 +311,8 @@ def _patching_quantities(
     axes = ("layer", "head" if components == "heads" else "position")
     donor = "corrupted" if direction == "noising" else "clean"
     about = (
-        f"Σ (a' − a) · ∂metric/∂a, the gradient in the {_patched(direction)} run, a' of the {donor} one, for a "
-        f"{_WHAT[components].removeprefix('a ').removeprefix('an ').removeprefix('the ')}"
+        f"Σ (a' − a) · ∂metric/∂a, gradient and a of the {_patched(direction)} run, a' of the {donor} one, "
+        f"a being {_WHAT[components]}"
     )
     patched = f"change of the {_patched(direction)} run's metric when {_WHAT[components]} becomes the {donor} run's"
     found = {

@@ -113,7 +113,8 @@ class HeadPruning(Result):
             theme=theme,
         )
         what = self.settings["metric"].replace("_", " ").capitalize()
-        return Drawing(figure, f"{what} against the number of heads kept", self.define("curve", "random_low"))
+        band = f" Band: all curves of {self.settings['n_random']} random orders; the line in it is their mean."
+        return Drawing(figure, f"{what} against the number of heads kept", self.define("curve") + band)
 
     def _draw_map(self, *, ranking: str = "ablation effect", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -142,7 +143,7 @@ def head_pruning(
     Rankings are made on a random half of the prompts, which also gives the means that replace ablated outputs; curves
     are measured on the other half. Beside the rankings that are passed there are two or three by attention (largest
     weight; weight off the first token; prefix matching, where tokens repeat), one by ablating each head alone, one by
-    gradient (Michel et al. 2019, eq. 2, without their normalisation within layers), and random ones.
+    gradient (Michel et al. 2019, section 4.1, without their normalisation within layers), and random ones.
 
     Args:
         prompts: prompts of a task; or text, texts or tokens, scored by the mean loss of their next tokens.

@@ -44,8 +44,9 @@ def estimates_scatter(
     points = np.stack([effect.reshape(-1), estimate.reshape(-1)])
     known = np.isfinite(points).all(axis=0)
     points, shown = points[:, known], [name for name, is_known in zip(names, known, strict=True) if is_known]
-    furthest = np.argsort(-np.abs(points[1] - points[0]), kind="stable")[:n_labels]
-    sides = label_places(points, furthest)
+    errors = np.abs(points[1] - points[0])
+    furthest = [place for place in np.argsort(-errors, kind="stable")[:n_labels] if errors[place] > errors.max() / 20]
+    sides = label_places(points, np.array(furthest, dtype=int))
     style, ends = THEMES[theme], [float(points.min()), float(points.max())]
     figure = blank_figure(theme, height=460)
     line = {"color": style.text, "width": 1, "dash": "dot"}
@@ -67,7 +68,8 @@ def estimates_scatter(
         text=note, xref="x domain", yref="y domain", x=0.995, y=0.01, xanchor="right", yanchor="bottom",
         showarrow=False, font_size=11, bgcolor=style.paper,
     )  # fmt: skip
-    figure.update_xaxes(title=x_label)
+    room = ends[1] - ends[0] or 1.0  # on the right for labels, which stand beside their points
+    figure.update_xaxes(title=x_label, range=[ends[0] - 0.05 * room, ends[1] + 0.12 * room])
     figure.update_yaxes(title=y_label)
     return figure
 
