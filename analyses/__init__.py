@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from workbench.analyses.sink_tests import sink_interventions as sink_interventions
     from workbench.analyses.sinks import AttentionSinks as AttentionSinks
     from workbench.analyses.sinks import attention_sinks as attention_sinks
+    from workbench.analyses.source_tokens import SourceAttribution as SourceAttribution
+    from workbench.analyses.source_tokens import source_attribution as source_attribution
     from workbench.analyses.streaming import Streaming as Streaming
     from workbench.analyses.streaming import streaming_perplexity as streaming_perplexity
     from workbench.analyses.tasks import PromptFileError as PromptFileError
@@ -75,6 +77,7 @@ _MODULE_OF = {
     "Result": "result",
     "ResultFileError": "result",
     "SinkInterventions": "sink_tests",
+    "SourceAttribution": "source_tokens",
     "Streaming": "streaming",
     "YearPrompts": "tasks",
     "attention_sinks": "sinks",
@@ -97,6 +100,7 @@ _MODULE_OF = {
     "read_prompts": "tasks",
     "repeated_random_tokens": "prompts",
     "sink_interventions": "sink_tests",
+    "source_attribution": "source_tokens",
     "streaming_perplexity": "streaming",
     "subject_verb_agreement": "tasks",
 }

@@ -45,8 +45,8 @@ def mean_interval(values: np.ndarray, *, confidence: float = 0.95, seed: int = 0
     known = values[np.isfinite(values)]
     if len(known) < MIN_FOR_INTERVAL:
         return float("nan"), float("nan")
-    if np.ptp(known) == 0:
-        return float(known[0]), float(known[0])
+    if np.ptp(known) <= 1e-9 * np.abs(known).max():  # no spread but rounding, of which BCa makes nothing
+        return float(known.min()), float(known.max())
     found = scipy.stats.bootstrap(
         (known,), np.mean, n_resamples=N_RESAMPLES, confidence_level=confidence, method="BCa",
         rng=np.random.default_rng(seed),

@@ -42,6 +42,7 @@ _CLASSES = {
     "massive_activations": ("workbench.analyses.massive", "MassiveActivations"),
     "sink_interventions": ("workbench.analyses.sink_tests", "SinkInterventions"),
     "streaming": ("workbench.analyses.streaming", "Streaming"),
+    "source_attribution": ("workbench.analyses.source_tokens", "SourceAttribution"),
 }
 
 

@@ -5,8 +5,10 @@ neither scale contains. Queries run down, keys across. A figure has no title unt
 """
 
 from workbench.analyses.figures.agreement import agreement_dots as agreement_dots
+from workbench.analyses.figures.agreement import deletion as deletion
 from workbench.analyses.figures.agreement import diagonal as diagonal
 from workbench.analyses.figures.agreement import quadrants as quadrants
+from workbench.analyses.figures.agreement import source_map as source_map
 from workbench.analyses.figures.export import captioned as captioned
 from workbench.analyses.figures.export import config as config
 from workbench.analyses.figures.export import write_html as write_html

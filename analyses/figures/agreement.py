@@ -9,7 +9,15 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.analyses.figures.heads import label_places
-from workbench.analyses.figures.style import LEGEND_ABOVE, THEMES, apply_style, blank_figure
+from workbench.analyses.figures.style import (
+    COLOURBAR_ROOM,
+    LEGEND_ABOVE,
+    SCORE_SCALE,
+    THEMES,
+    apply_style,
+    blank_figure,
+    colourbar,
+)
 
 BINS = 24  # of each marginal
 DECADES = 3.5  # of effects that the axis spans below the largest; smaller ones stand at its end
@@ -205,4 +213,62 @@ def diagonal(
     )
     figure.update_xaxes(title=x_label)
     figure.update_yaxes(title=y_label)
+    return figure
+
+
+def deletion(
+    names: Sequence[str],
+    shares: np.ndarray,
+    panels: Mapping[str, np.ndarray],
+    *,
+    y_label: str,
+    theme: str = "light",
+) -> go.Figure:
+    """Curves over the share of items, a panel per entry of ``panels`` → [name, share], a line per name in each."""
+    figure = make_subplots(rows=1, cols=len(panels), shared_yaxes=True, subplot_titles=list(panels))
+    figure.update_annotations(font_size=12)
+    apply_style(figure, theme, height=430)
+    colours, dashes = THEMES[theme].series, ("solid", "dash", "dot")
+    for column, values in enumerate(panels.values(), start=1):
+        for place, name in enumerate(names):
+            figure.add_trace(
+                go.Scatter(
+                    x=100 * shares,
+                    y=values[place],
+                    name=name,
+                    mode="lines+markers",
+                    line={"color": colours[place % len(colours)], "width": 2, "dash": dashes[place // len(colours)]},
+                    marker={"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7},
+                    legendgroup=name,
+                    showlegend=column == 1,
+                    hovertemplate=name + ", %{x:g} %: %{y:.4f}<extra></extra>",
+                ),
+                1,
+                column,
+            )
+    figure.update_xaxes(title="share of the source tokens (%)", type="log", tickvals=100 * shares)
+    figure.update_yaxes(title=y_label, col=1)
+    return figure.update_layout(showlegend=True, legend={"x": 1.02, "y": 1}, margin_r=20)
+
+
+def source_map(values: np.ndarray, *, names: Sequence[str], tokens: Sequence[str], theme: str = "light") -> go.Figure:
+    """A row per measure over source tokens, each row over its largest value; values ≥ 0 are [name, token]."""
+    largest = np.nanmax(values, axis=1, keepdims=True)
+    figure = blank_figure(theme, height=30 * len(names) + 150, masked=True)
+    figure.update_layout(margin=COLOURBAR_ROOM)
+    figure.add_trace(
+        go.Heatmap(
+            z=values / np.where(largest > 0, largest, 1),
+            x=list(tokens),
+            y=list(names),
+            customdata=values,
+            colorscale=SCORE_SCALE,
+            zmin=0,
+            zmax=1,
+            colorbar=colourbar("share of the row's largest"),
+            hovertemplate="%{x}<br>%{y}: %{customdata:.4g}<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title="source token and its position", type="category", showgrid=False, tickangle=90, dtick=1)
+    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
     return figure
