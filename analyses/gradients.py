@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.analyses.agreement import spearman
 from workbench.analyses.edits import replace_activation, replace_head
+from workbench.analyses.head_evidence import MetricName, metric_of
 from workbench.analyses.metrics import Metric
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 Components = Literal["heads", "mlps", "residual"]
 Direction = Literal["noising", "denoising"]
-MetricName = Literal["logit_difference", "log_probability"]
 
 TOKENS_PER_GRADIENT = 2048  # tokens of which all layers' activations are held
 SMALL = 200_000_000  # parameters of a model whose estimates are compared with true patching unasked
@@ -43,7 +43,9 @@ class AttributionPatching(Result):
     ``estimate``, and where they were compared ``effect`` and ``error`` = estimate − effect, are means over prompts,
     [layer, head] of heads, [layer, position] of MLPs and the residual stream; ``prompt_estimate`` and ``prompt_effect``
     hold every prompt's. ``correlation`` (Pearson), ``rank_correlation`` (Spearman) and ``mean_absolute_error`` compare
-    the means over all components. ``clean_metric`` and ``corrupted_metric`` are of each prompt.
+    the means over all components. ``clean_metric`` and ``corrupted_metric`` are of each prompt. With GradDrop there is
+    ``dropped_size`` as well; ``size_correlation`` and ``dropped_size_correlation`` (Spearman) hold the mean |estimate|
+    and it against the mean |effect|.
     """
 
     kind: ClassVar[str] = "attribution_patching"
@@ -98,6 +100,11 @@ class AttributionPatching(Result):
                 f"{self['correlation']:.3f}, rank correlation {self['rank_correlation']:.3f}, mean absolute error "
                 f"{self['mean_absolute_error']:.3f} {unit}; furthest off: {worst}."
             )
+            if "dropped_size" in self:
+                lines.append(
+                    f"Rank correlation of sizes with true patching: {self['size_correlation']:.3f}, with GradDrop "
+                    f"{self['dropped_size_correlation']:.3f}."
+                )
         else:
             lines.append("Not compared with true patching (compare=True does).")
         return "\n".join(lines)
@@ -153,6 +160,7 @@ def attribution_patching(
     components: Components = "heads",
     direction: Direction = "noising",
     metric: MetricName = "logit_difference",
+    grad_drop: bool = False,
     compare: bool | None = None,
     progress: Progress = silent,
 ) -> AttributionPatching:
@@ -169,6 +177,9 @@ def attribution_patching(
             enters each layer, by position).
         direction: "noising" patches the clean run with corrupted activations and takes the clean gradient; "denoising"
             the reverse.
+        grad_drop: also estimate each effect's size with the gradient through one layer after the other cut off, so that
+            a direct effect and one that later layers cancel it with do not hide each other (Kramár et al. 2024,
+            GradDrop); takes a gradient per layer.
         compare: also patch each component in turn and report the error; None does so for models of up to 200 million
             parameters.
         progress: called with the fraction done and what was done.
@@ -184,7 +195,11 @@ def attribution_patching(
     clean, corrupted = prompts.sequences, corrupted_sequences(prompts)
     base, donor = (clean, corrupted) if direction == "noising" else (corrupted, clean)
     names = [f"blocks.{layer}.{_HOOKS[components]}" for layer in range(model.cfg.n_layers)]
-    estimates, of_base = _estimate(model, prompts, base, donor, names, metric, lambda x: progress(0.2 * x, "gradients"))
+    if grad_drop and len(names) < 2:
+        raise ValueError("grad_drop cuts off one layer after the other, and this model has one; leave it out")
+    estimates, dropped, of_base = _estimate(
+        model, prompts, base, donor, names, metric, grad_drop, lambda x: progress(0.2 * x, "gradients")
+    )
     whole = metric_of(prompts, metric)
     of_donor = measure(model, donor, [Intervention()], whole)[0].numpy()
     if compare is None:
@@ -199,17 +214,14 @@ def attribution_patching(
         effects = np.where(np.isnan(estimates), np.nan, np.moveaxis(effects, -1, 0))
     metrics = (of_base, of_donor) if direction == "noising" else (of_donor, of_base)
     return AttributionPatching(
-        quantities=_patching_quantities(estimates, effects, metrics, components, direction, whole.unit),
+        quantities=_patching_quantities(estimates, effects, metrics, components, direction, whole.unit)
+        | (_dropped_quantities(dropped, estimates, effects, _axes(components), whole.unit) if grad_drop else {}),
         provenance=provenance(model, clean),
         settings={
             "prompts": prompts.name, "components": components, "direction": direction, "metric": metric,
             "unit": whole.unit, "gradient_of": f"{_patched(direction)} run",
         },
     )  # fmt: skip
-
-
-def metric_of(prompts: PromptSet, name: MetricName) -> Metric:
-    return prompts.logit_difference() if name == "logit_difference" else prompts.log_probability()
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
@@ -228,11 +240,12 @@ def corrupted_sequences(prompts: PromptSet) -> Sequences:
 
 @torch.enable_grad()
 def gradients_at(
-    model: Any, sequences: Sequences, metric: Metric, names: Sequence[str]
+    model: Any, sequences: Sequences, metric: Metric, names: Sequence[str], cut: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """Activations at hook points, the gradient of each sequence's metric at them, and the metric, float64 [sequence].
 
-    One run, all sequences at once: they do not see each other, so the gradient of the sum is that of each.
+    One run, all sequences at once: they do not see each other, so the gradient of the sum is that of each. None of it
+    passes through what the layer ``cut`` adds to the stream.
     """
     kept: dict[str, Tensor] = {}
 
@@ -240,7 +253,9 @@ def gradients_at(
         kept[hook.name] = x if x.requires_grad else x.detach().requires_grad_()
         return kept[hook.name]
 
-    hooks = [(name, keep) for name in names]
+    hooks: list[tuple[str, Any]] = [(name, keep) for name in names]
+    outputs = [] if cut is None else [f"blocks.{cut}.hook_attn_out", f"blocks.{cut}.hook_mlp_out"]
+    hooks += [(name, lambda x, hook: x.detach()) for name in outputs if name in model.hook_dict]
     batch = sequences.to(model.cfg.device)
     if emits_statistics(model):
         with model.hooks(fwd_hooks=hooks):
@@ -249,7 +264,9 @@ def gradients_at(
     else:
         logits = rows_of(model.run_with_hooks(batch.tokens, return_type="logits", fwd_hooks=hooks), metric)
     values = metric(logits)
-    gradients = torch.autograd.grad(values.sum(), [kept[name] for name in names])
+    gradients = torch.autograd.grad(
+        values.sum(), [kept[name] for name in names], allow_unused=cut is not None, materialize_grads=cut is not None
+    )
     return {name: kept[name].detach() for name in names}, dict(zip(names, gradients, strict=True)), values.detach()
 
 
@@ -269,23 +286,36 @@ def some_of(sequences: Sequences, places: Tensor) -> Sequences:
 
 def _estimate(
     model: Any, prompts: PromptSet, base: Sequences, donor: Sequences, names: Sequence[str], metric: MetricName,
-    progress: Any,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Estimates [prompt, layer, head or position], NaN at pads, and the metric of the base run [prompt]."""
-    estimates, metrics = [], []
+    grad_drop: bool, progress: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Estimates [prompt, layer, head or position], NaN at pads; their sizes with GradDrop as these, if asked for; and
+    the metric of the base run [prompt]."""
+    estimates, dropped, metrics = [], [], []
     for places in pieces(len(prompts), prompts.tokens.shape[1]):
-        of_some = metric_of(prompts.subset(places), metric)
-        values, gradients, found = gradients_at(model, some_of(base, places), of_some, names)
+        of_some, some = metric_of(prompts.subset(places), metric), some_of(base, places)
         others = cached(model, some_of(donor, places).to(model.cfg.device), names)
         real = prompts.real[places].to(model.cfg.device)
-        layers = []
-        for name in names:
-            product = ((others[name] - values[name]).double() * gradients[name].double()).sum(dim=-1)
-            layers.append(product.sum(dim=1) if product.dim() == 3 else product.masked_fill(~real, torch.nan))
-        estimates.append(torch.stack(layers, dim=1))
+
+        values, gradients, found = gradients_at(model, some, of_some, names)
+        change = [(others[name] - values[name]).double() for name in names]
+        estimates.append(_products(change, [gradients[name] for name in names], real))
+        if grad_drop:
+            cuts = (gradients_at(model, some, of_some, names, cut)[1] for cut in range(len(names)))
+            sizes = [_products(change, [of_cut[name] for name in names], real).abs() for of_cut in cuts]
+            dropped.append(torch.stack(sizes).sum(dim=0) / (len(names) - 1))
         metrics.append(found)
         progress(int(places[-1] + 1) / len(prompts))
-    return torch.cat(estimates).cpu().numpy(), torch.cat(metrics).cpu().numpy()
+    of_drop = torch.cat(dropped) if grad_drop else torch.empty(0)
+    return torch.cat(estimates).cpu().numpy(), of_drop.cpu().numpy(), torch.cat(metrics).cpu().numpy()
+
+
+def _products(change: Sequence[Tensor], gradients: Sequence[Tensor], real: Tensor) -> Tensor:
+    """Σ change · gradient of each layer, [prompt, layer, head] from z, or [prompt, layer, position], NaN at pads."""
+    layers = []
+    for of_change, gradient in zip(change, gradients, strict=True):
+        product = (of_change * gradient.double()).sum(dim=-1)
+        layers.append(product.sum(dim=1) if product.dim() == 3 else product.masked_fill(~real, torch.nan))
+    return torch.stack(layers, dim=1)
 
 
 def _patches(model: Any, donor: Sequences, names: Sequence[str], components: Components) -> list[Intervention]:
@@ -304,11 +334,15 @@ def _patches(model: Any, donor: Sequences, names: Sequence[str], components: Com
     ]
 
 
+def _axes(components: Components) -> tuple[str, str]:
+    return ("layer", "head" if components == "heads" else "position")
+
+
 def _patching_quantities(
     estimates: np.ndarray, effects: np.ndarray | None, metrics: tuple[np.ndarray, np.ndarray], components: Components,
     direction: Direction, unit: str,
 ) -> dict[str, Quantity]:  # fmt: skip
-    axes = ("layer", "head" if components == "heads" else "position")
+    axes = _axes(components)
     donor = "corrupted" if direction == "noising" else "clean"
     about = (
         f"Σ (a' − a) · ∂metric/∂a, gradient and a of the {_patched(direction)} run, a' of the {donor} one, "
@@ -337,6 +371,23 @@ def _patching_quantities(
         "rank_correlation": Quantity(np.array(spearman(x, y)), (), "", f"Spearman's ρ of estimate and effect {over}"),
         "mean_absolute_error": Quantity(np.abs(y - x).mean(), (), unit, f"mean |estimate − effect| {over}"),
     }
+
+
+def _dropped_quantities(
+    dropped: np.ndarray, estimates: np.ndarray, effects: np.ndarray | None, axes: tuple[str, str], unit: str
+) -> dict[str, Quantity]:
+    sizes = _mean(dropped)
+    about = "mean over the layers that are cut off, and over prompts, of |Σ (a' − a) · ∂metric/∂a|"
+    found = {"dropped_size": Quantity(sizes, axes, unit, about)}
+    if effects is None:
+        return found
+    true, plain = _mean(np.abs(effects)), _mean(np.abs(estimates))
+    known = np.isfinite(true)
+    for name, values in (("size_correlation", plain), ("dropped_size_correlation", sizes)):
+        rho = np.array(spearman(true[known], values[known]))
+        what = "mean |estimate|" if name == "size_correlation" else "dropped_size"
+        found[name] = Quantity(rho, (), "", f"Spearman's ρ of {what} and mean |effect| over components")
+    return found
 
 
 def _mean(values: np.ndarray) -> np.ndarray:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from workbench.analyses.agreement import mean_interval
 from workbench.analyses.edits import mean_outputs, replace_head
-from workbench.analyses.gradients import MetricName, check_choice, gradients_at, metric_of, pieces, some_of
+from workbench.analyses.gradients import check_choice, gradients_at, pieces, some_of
+from workbench.analyses.head_evidence import MetricName, metric_of
 from workbench.analyses.metrics import Metric, token_losses
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent

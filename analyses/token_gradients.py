@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.gradients import MetricName, check_choice, corrupted_sequences, metric_of, rows_of
+from workbench.analyses.gradients import check_choice, corrupted_sequences, rows_of
+from workbench.analyses.head_evidence import MetricName, metric_of
 from workbench.analyses.prompts import text_frame
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, provenance, silent

@@ -28,7 +28,7 @@ SHAPES = {
 
 def build(**options: object) -> HookedTransformer:
     torch.manual_seed(0)
-    model = HookedTransformer(TransformerConfig(**SIZES, initializer_range=0.4, init_mode="normal", **options))
+    model = HookedTransformer(TransformerConfig(**SIZES | {"initializer_range": 0.4, "init_mode": "normal"} | options))
     return model.double().eval()
 
 
@@ -159,6 +159,41 @@ def test_replacing_the_whole_stream_of_a_prompt_makes_it_the_other_one(model):
     result = attribution_patching(model, prompts, components="residual")
     change = result["corrupted_metric"] - result["clean_metric"]
     np.testing.assert_allclose(result["prompt_effect"][0, :, 4], change[0], atol=1e-12)
+
+
+def test_grad_drop_is_the_mean_over_layers_cut_off(prompts):
+    """By hand: the gradient with what a layer adds to the stream taken as given."""
+    model = build(**SHAPES["llama"])
+    result = attribution_patching(model, prompts, grad_drop=True)
+    sizes = np.zeros((2, 3))
+    for prompt in range(len(prompts)):
+        n = int(prompts.real[prompt].sum())
+        for layer, other in ((0, 1), (1, 0)):
+            name = f"blocks.{layer}.attn.hook_z"
+            hooks = [(f"blocks.{other}.hook_{part}_out", lambda x, hook: x.detach()) for part in ("attn", "mlp")]
+            with model.hooks(fwd_hooks=hooks):
+                old, gradient, _ = naive_run(model, prompts, prompts.tokens, prompt, name)
+            new = model.run_with_cache(prompts.corrupted[prompt : prompt + 1, :n], names_filter=name)[1][name]
+            sizes[layer] += ((new - old) * gradient).sum(dim=(0, 1, 3)).abs().detach().numpy() / len(prompts)
+    np.testing.assert_allclose(result["dropped_size"], sizes, atol=1e-12)
+    assert "GradDrop" in result.summary() and -1 <= result["dropped_size_correlation"] <= 1
+    with pytest.raises(ValueError, match="has one"):
+        attribution_patching(build(n_layers=1), prompts, grad_drop=True)
+
+
+def test_a_bridge_gives_the_same(prompts):
+    """A model that only has hooks and a cache: every run is a whole one."""
+    model = build()
+
+    class Bridge:
+        cfg, hook_dict, parameters = model.cfg, model.hook_dict, model.parameters
+        run_with_hooks, run_with_cache = model.run_with_hooks, model.run_with_cache
+
+    result, expected = (attribution_patching(one, prompts) for one in (Bridge(), model))
+    for name in ("prompt_estimate", "prompt_effect"):
+        np.testing.assert_allclose(result[name], expected[name], atol=1e-12)
+    with pytest.raises(ValueError, match="needs a HookedTransformer"):
+        integrated_gradients(Bridge(), prompts)
 
 
 def test_the_worst_are_named(prompts):
