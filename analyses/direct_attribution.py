@@ -94,6 +94,11 @@ def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttri
         ValueError: prompts without foils, or a model whose stream is no sum: post-norm, or a masked-LM head.
     """
     check_model(model, predicts=True)
+    if not hasattr(prompts, "foil"):
+        raise ValueError(
+            f"prompts must be a PromptSet, got {type(prompts).__name__}; make one with read_prompts, or take a task "
+            "such as factual_recall(model)"
+        )
     cfg = model.cfg
     if not emits_statistics(model):
         raise ValueError("direct_logit_attribution needs a HookedTransformer; load it with from_pretrained")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Literal, get_args
 
 import torch
@@ -234,6 +235,9 @@ class TransformerConfig:
         _check_switches(self)
         for name in ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "n_ctx", "n_key_value_heads"):
             _check_size(name, getattr(self, name))
+        for name, kind in (("rope_scaling", RopeScaling), ("moe", MixtureOfExperts)):
+            if not isinstance(part := getattr(self, name), (kind, NoneType)):
+                raise ValueError(f"{name} must be a {kind.__name__} or None, got {type(part).__name__}")
         for name in ("n_encoder_layers", "n_segments", "rotary_dim", "window_size"):
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name))

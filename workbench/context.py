@@ -93,6 +93,7 @@ class AttentionContext:
     def collect(self, output: AttentionOutput) -> None:
         if self.collector is not None:
             self.collector.layers.append(output.statistics)
+            self.collector.real = self.mask.query_padding
 
     def _first_real_tokens(self, count: int) -> Tensor | int:
         """Positions [batch, m] of the first ``count`` real tokens of each sequence and document; −1 fills the rest."""

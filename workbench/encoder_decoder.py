@@ -250,7 +250,7 @@ class HookedEncoderDecoder(HookedTransformer):
             request = request_across_texts(own) if collect_from == "cross" else own
         collector = StatisticsCollector(request)
         output = self(input, collector=collector, collect_from=collect_from, **forward_arguments)
-        return output, ModelStatistics(collector.layers, range(len(collector.layers)))
+        return output, ModelStatistics(collector.layers, range(len(collector.layers)), collector.real)
 
     @torch.no_grad()
     def generate(  # type: ignore[override]

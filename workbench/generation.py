@@ -101,7 +101,10 @@ class GenerationMethods:
         Args:
             input: text, several texts, or tokens [batch, pos] (left-padded ones with their ``attention_mask``).
             max_new_tokens: at most so many are added; fewer when every row has ended.
-            temperature, top_k, top_p, seed: as in ``Sampling``.
+            temperature: 0 takes the most likely token; above, logits are divided by it and a token is drawn.
+            top_k: draws only from the k most likely tokens.
+            top_p: draws only from the most likely tokens that together reach this probability.
+            seed: of the draws; None takes torch's present state.
             kv_cache: an empty cache, whose policy says what is remembered; by default everything is.
 
         Returns:
@@ -112,6 +115,8 @@ class GenerationMethods:
                 not fit.
         """
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        if self.cfg.attention_dir != "causal":
+            raise ValueError(f"{self.cfg.model_name} is bidirectional, and generation needs a causal model")
         if isinstance(input, Tensor):
             if prepend_bos is not None:
                 raise ValueError("prepend_bos applies to text; the input is already tokens")
@@ -175,6 +180,7 @@ class GenerationMethods:
             raise ValueError(
                 f"max_new_tokens must be between 1 and {n_ctx - longest}, which is what the context of "
                 f"{n_ctx} leaves after a prompt of {longest} tokens; got {max_new_tokens!r}"
+                + (f" (a window does not help: positions are {self.cfg.positional_embedding_type})" if absolute else "")
             )
 
 

@@ -175,6 +175,8 @@ class HookedModel(HookedRootModule):
             super().add_hook(hook_name, hook, *args, **kwargs)
 
     def _hooks_by_name(self, hooks: Hooks) -> list[tuple[str | Callable, Callable]]:
+        if not all(isinstance(pair, tuple) and len(pair) == 2 and callable(pair[1]) for pair in hooks):
+            raise ValueError("hooks must be a list of pairs (name or predicate, function), such as [(name, function)]")
         return [(name, function) for names, function in hooks for name in self.active_hook_names(names)]
 
     def active_hook_names(self, names: NamesFilter) -> list[str]:

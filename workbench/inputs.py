@@ -121,6 +121,7 @@ class InputMethods:
         cfg = self.cfg
         if not isinstance(cache, KVCache):
             raise ValueError(f"kv_cache must be a workbench.KVCache, got {type(cache).__name__}")
+        cache.claim(self)
         if cfg.attention_dir != "causal":
             raise ValueError("a kv_cache needs causal attention: in this model earlier tokens see later ones")
         if named := [name for name, value in left_out.items() if value is not None]:
@@ -157,8 +158,10 @@ class InputMethods:
 def check_return_type(
     return_type: Any, start_at_layer: int | None, stop_at_layer: int | None, cfg: TransformerConfig
 ) -> None:
-    if return_type not in ("logits", "loss", "both", None):
-        raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
+    if return_type is not None and (isinstance(return_type, Tensor) or return_type not in ("logits", "loss", "both")):
+        hint = "; the decoder's tokens go in as decoder_input=…" if cfg.n_encoder_layers is not None else ""
+        found = kind(return_type) if isinstance(return_type, Tensor) else repr(return_type)
+        raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {found}{hint}")
     if return_type in ("loss", "both") and start_at_layer is not None:
         raise ValueError("a loss needs tokens, but this run starts from a residual; ask for logits instead")
     if return_type in ("loss", "both") and stop_at_layer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,8 +41,8 @@ class KVCache:
     has the same budget.
 
     With a window, positions (rotary, ALiBi, relative, a layer's own window, distances in statistics) count within the
-    cache, so that a text of any length stays within the trained context. A query then sees at most ``window`` tokens,
-    its own included.
+    cache, so that a text of any length stays within the trained context; learned and sinusoidal positions are part of
+    the embedding and count on. A query then sees at most ``window`` tokens, its own included.
 
     A run that is refused leaves the cache as it was. One that fails later, in a hook for example, leaves it unusable.
 
@@ -65,6 +66,7 @@ class KVCache:
     previous: Tensor | None = field(default=None, init=False)
     positions: Tensor | None = field(default=None, init=False)
     _is_running: bool = field(default=False, init=False)
+    _owner: Any = field(default=None, init=False)  # a weak reference to the model whose keys these are
     _layers: dict[int, _Layer] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +137,12 @@ class KVCache:
         started = torch.cat((started, new_real[:, :-1]), dim=1).cummax(dim=1).values
         if bool((started & ~new_real).any()):
             raise ValueError("with a kv_cache pads must come before the first real token of a row: pad on the left")
+
+    def claim(self, model: nn.Module) -> None:
+        """Refuses, once it holds something, any model but the one that put it there."""
+        if len(self) and self._owner is not None and self._owner() is not model:
+            raise ValueError("this kv_cache holds another model's keys and values; start with a new one")
+        self._owner = weakref.ref(model)
 
     def start(self, tokens: Tensor, real: Tensor) -> None:
         """Makes room for new tokens [batch, new] and remembers them and which are ``real``; layers then extend."""

@@ -21,11 +21,13 @@ class Output:
     Args:
         target: where they will be.
         partial: where they are gathered.
+        advice: what to do where they cannot be written.
         replaced: the names of the earlier files that they have replaced, once they have moved.
     """
 
     target: Path
     partial: Path
+    advice: str
     replaced: list[str] = field(default_factory=list)
 
     @contextmanager
@@ -38,12 +40,12 @@ class Output:
             if not isinstance(cause, OSError):
                 raise
             raise WorkbenchError(
-                f"cannot write into {self.target}: {_reason(self.target, cause)}; name another folder with --out"
+                f"cannot write into {self.target}: {_reason(self.target, cause)}; {self.advice}"
             ) from None
 
 
 @contextmanager
-def output_folder(path: str | os.PathLike) -> Iterator[Output]:
+def output_folder(path: str | os.PathLike, *, advice: str = "name another folder with --out") -> Iterator[Output]:
     """A folder to write into, whose files move to ``path`` once the block has ended well, replacing their namesakes.
 
     ``path`` is made and written to before the block runs, so that whatever forbids that is found out at once; where
@@ -54,7 +56,7 @@ def output_folder(path: str | os.PathLike) -> Iterator[Output]:
     """
     target = expand_home(path)
     missing = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
-    output = Output(target, target / f".workbench-{uuid4().hex}")
+    output = Output(target, target / f".workbench-{uuid4().hex}", advice)
     with ExitStack() as undo:
         undo.callback(_remove_empty, missing)
         undo.callback(rmtree, output.partial, ignore_errors=True)  # before it is made: a signal may come at any moment
@@ -67,7 +69,7 @@ def output_folder(path: str | os.PathLike) -> Iterator[Output]:
             there = [file.name for file in files if os.path.lexists(target / file.name)]
             for name in there:
                 if (target / name).is_dir() and not (target / name).is_symlink():
-                    raise WorkbenchError(f"{target / name} is a folder; move it away, or name another one with --out")
+                    raise WorkbenchError(f"{target / name} is a folder; move it away, or {advice}")
             for file in files:
                 file.replace(target / file.name)
         output.replaced += there

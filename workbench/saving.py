@@ -33,7 +33,7 @@ def save_pretrained(model: HookedTransformer, folder: str | Path) -> None:
             f"{found[0]} belongs to another model, and this one has no tokenizer to replace it; name another folder"
         )
     config = {"model_type": MODEL_TYPE, "transformer_config": model.cfg.to_dict()}
-    with output_folder(folder) as output, output.writing():
+    with output_folder(folder, advice="give another folder") as output, output.writing():
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (output.partial / "config.json").write_text(text + "\n", encoding="utf-8")
         weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}

@@ -59,11 +59,17 @@ class ModelStatistics(AttentionStatistics):
     ``entropy`` is [layer, batch, head, query], ``received`` [layer, batch, head, key], ``match_mass`` a mapping from
     label name to [layer, batch, head, query], and so on (see StatisticsRequest). Index i of the layer axis is the layer
     ``layer_indices[i]`` of the model.
+
+    The rows of pads are 0: of padded texts take means over the rows that ``real`` marks, bool [batch, query] (None
+    where every query is real).
     """
 
-    def __init__(self, layers: Sequence[Mapping[str, Any]], layer_indices: Sequence[int]) -> None:
+    def __init__(
+        self, layers: Sequence[Mapping[str, Any]], layer_indices: Sequence[int], real: Tensor | None = None
+    ) -> None:
         super().__init__({name: _stack([layer[name] for layer in layers]) for name in layers[0]})
         self.layer_indices = tuple(layer_indices)
+        self.real = real
         self.n_layers = len(layers)
 
     def __repr__(self) -> str:
@@ -86,6 +92,7 @@ class StatisticsCollector:
 
     request: StatisticsRequest
     layers: list[AttentionStatistics] = field(default_factory=list)
+    real: Tensor | None = None  # bool [batch, query], of the layers that have run
 
     def __post_init__(self) -> None:
         if not isinstance(self.request, StatisticsRequest):

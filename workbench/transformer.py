@@ -54,6 +54,8 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
 
     def __init__(self, cfg: TransformerConfig, tokenizer: Any = None) -> None:
         super().__init__()
+        if not isinstance(cfg, TransformerConfig):
+            raise ValueError(f"cfg must be a TransformerConfig, got {type(cfg).__name__}")
         self._check_kind(cfg)
         self.cfg = cfg
         self.tokenizer = tokenizer
@@ -215,7 +217,8 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         """Runs the model and returns (output, statistics of every layer that ran), in O(n) memory.
 
         Hooks that are active apply, so the statistics under an ablation are a ``with model.hooks(…)`` away. Layers with
-        linear attention have no statistics and are left out.
+        linear attention have no statistics and are left out. The rows of pads are 0; ``statistics.real`` says which
+        rows to average over.
 
         Args:
             request: what to compute; None means ``model.statistics_request``.
@@ -234,7 +237,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
                 "model's attn_types leave none"
             )
         output = self(input, collector=collector, **forward_arguments)
-        return output, ModelStatistics(collector.layers, layers)
+        return output, ModelStatistics(collector.layers, layers, collector.real)
 
     def score_inputs(
         self, tokens: Tensor, layer: int, *, attention_mask: Tensor | None = None

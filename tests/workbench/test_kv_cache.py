@@ -396,3 +396,13 @@ def test_a_scaling_that_changes_with_the_length_is_refused_where_it_changes(kind
     else:
         with pytest.raises(ValueError, match="has other frequencies"):
             read(model, tokens, beyond, real)
+
+
+def test_a_cache_of_another_model_is_refused_and_stays_usable(pair, model, tokens):
+    cache = KVCache()
+    with torch.no_grad():
+        pair.model(tokens[:, :5], kv_cache=cache)
+        with pytest.raises(ValueError, match="another model's keys"):
+            model(tokens[:, 5:9], kv_cache=cache)
+        continued = pair.model(tokens[:, 5:9], kv_cache=cache)
+        torch.testing.assert_close(continued, pair.model(tokens[:, :9])[:, 5:], rtol=1e-4, atol=1e-4)

@@ -213,3 +213,14 @@ def test_statistics_of_no_layer_are_refused(pair, tokens, layers):
 def test_a_request_of_another_kind_is_refused(pair, tokens, request_):
     with pytest.raises(ValueError, match="must be a StatisticsRequest"):
         pair.model.run_with_statistics(tokens, request_)
+
+
+def test_padded_texts_say_which_rows_count(pair, tokens):
+    """Means over all rows would take the zeros of pads for measurements."""
+    real = torch.arange(150) < torch.tensor([150, 90, 20])[:, None]
+    _, padded = pair.model.run_with_statistics(tokens, StatisticsRequest(entropy=True), attention_mask=real)
+    assert torch.equal(padded.real, real)
+    _, alone = pair.model.run_with_statistics(tokens[2:, :20], StatisticsRequest(entropy=True))
+    assert alone.real is None
+    mean = padded["entropy"][:, 2, :, padded.real[2]].mean(dim=-1)
+    torch.testing.assert_close(mean, alone["entropy"][:, 0].mean(dim=-1))

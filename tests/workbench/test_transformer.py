@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -237,3 +239,21 @@ def test_statistics_in_float64_have_its_precision(model, tokens):
     _, cache = model.run_with_cache(tokens, names_filter="blocks.1.attn.hook_pattern")
     expected = torch.special.entr(cache["pattern", 1]).sum(-1)
     torch.testing.assert_close(statistics["entropy"][1], expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("part", [{"moe": 4}, {"moe": {"n_experts": 4}}, {"rope_scaling": {"factor": 2.0}}])
+def test_parts_of_a_configuration_have_their_own_types(pair, part):
+    with pytest.raises(ValueError, match=f"{next(iter(part))} must be a"):
+        dataclasses.replace(pair.model.cfg, **part)
+
+
+def test_a_model_is_made_from_a_configuration_alone(pair):
+    with pytest.raises(ValueError, match="cfg must be a TransformerConfig, got dict"):
+        HookedTransformer({"n_layers": 2})
+    with pytest.raises(ValueError, match="HookedTransformer\\(cfg\\) makes"):
+        HookedTransformer.from_pretrained(pair.model.cfg)
+
+
+def test_hooks_come_as_a_list_of_pairs(pair, tokens):
+    with pytest.raises(ValueError, match="list of pairs"):
+        pair.model.run_with_hooks(tokens, fwd_hooks=("hook_embed", lambda x, hook: x))

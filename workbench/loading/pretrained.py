@@ -58,11 +58,14 @@ def load_pretrained(
         raise ValueError(f"dtype must be a floating-point torch.dtype such as torch.float32, got {dtype!r}")
     if n_ctx is not None and (isinstance(n_ctx, bool) or not isinstance(n_ctx, int) or n_ctx < 1):
         raise ValueError(f"n_ctx must be a positive integer, got {n_ctx!r}")
+    place = torch.device(device or "cpu")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(place)!r} needs a GPU that this torch can use, and there is none; leave it out")
     if tokenizer is not None and not hasattr(tokenizer, "bos_token_id"):
         raise ValueError(f"tokenizer must be a transformers tokenizer, got {tokenizer!r}")
     with terminal_progress() if progress is None else nullcontext(progress) as report:
         checkpoint = open_checkpoint(source, tokenizer=tokenizer, revision=revision, progress=report)
-        return _build(checkpoint, torch.device(device or "cpu"), dtype, n_ctx, rope_scaling, attention_backend, report)
+        return _build(checkpoint, place, dtype, n_ctx, rope_scaling, attention_backend, report)
 
 
 def open_checkpoint(
@@ -77,6 +80,8 @@ def open_checkpoint(
     if isinstance(source, nn.Module):
         _refuse_revision(revision, "a model in memory")
         return huggingface.model_checkpoint(source, tokenizer=tokenizer)
+    if isinstance(source, TransformerConfig):
+        raise ValueError("a TransformerConfig has no weights; HookedTransformer(cfg) makes a model with new ones")
     if not isinstance(source, (str, Path)):
         raise ValueError(f"source must be a name, a path or a transformers model, got {source!r}")
     if source in sources.KNOWN_MODELS:
