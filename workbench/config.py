@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, get_args
 
 import torch
+
+from workbench.config_parts import MixtureOfExperts as MixtureOfExperts
+from workbench.config_parts import RopeScaling as RopeScaling
+from workbench.config_parts import check_choice, check_positive, check_size, check_switches
 
 ActivationName = Literal["relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid"]
 AttentionBackend = Literal["auto", "flash", "materialised"]
@@ -16,120 +19,69 @@ AttentionType = Literal["global", "local", "linear"]
 InitMode = Literal["gpt2", "normal", "xavier", "t5"]
 NormPlacement = Literal["pre", "post", "sandwich", "output"]
 PositionType = Literal["learned", "sinusoidal", "rotary", "alibi", "relative", "none"]
-RopeScalingType = Literal["linear", "ntk", "dynamic", "yarn", "llama3", "longrope"]
 _RUNTIME_FIELDS = ("device", "dtype", "attention_backend")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """How rotary frequencies are changed so that a model works beyond the context of its training.
-
-    ``workbench.components.positions`` gives each type's equation and source.
-
-    Args:
-        type: "linear" (position interpolation), "ntk", "dynamic" (NTK from the length of the input), "yarn", "llama3"
-            or "longrope".
-        factor: how many times the original context; longrope takes it only for its attention factor.
-        original_context: the tokens of the training context.
-        attention_factor: multiplies the rotated q and k (yarn, longrope); None: what their papers give for ``factor``.
-        beta_fast, beta_slow: rotations within the original context above which yarn leaves a frequency alone, and
-            below which it interpolates fully.
-        truncate: yarn rounds the bounds of its ramp to whole dimensions.
-        low_freq_factor, high_freq_factor: llama3's bounds, as original_context / wavelength.
-        short_factor, long_factor: longrope's divisor for each frequency, within and beyond the original context.
-
-    Raises:
-        ValueError: a field that the type needs is missing, or a value outside its range.
-    """
-
-    type: RopeScalingType
-    factor: float = 1.0
-    original_context: int | None = None
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    short_factor: tuple[float, ...] | None = None
-    long_factor: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        _check_choice("type", self.type, get_args(RopeScalingType))
-        _check_switches(self)
-        for name in ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
-            _check_positive(name, getattr(self, name))
-        if self.attention_factor is not None:
-            _check_positive("attention_factor", self.attention_factor)
-        if self.original_context is not None:
-            _check_size("original_context", self.original_context)
-        elif self.type not in ("linear", "ntk"):
-            raise ValueError(f"rope scaling of type {self.type!r} needs original_context, the context of the training")
-        if self.type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(f"low_freq_factor must be below high_freq_factor, got {self.low_freq_factor}")
-        for name in ("short_factor", "long_factor"):
-            factors = getattr(self, name)
-            if factors is not None:
-                object.__setattr__(self, name, tuple(factors))
-                for factor in factors:
-                    _check_positive(name, factor)
-            elif self.type == "longrope":
-                raise ValueError(f"rope scaling of type 'longrope' needs {name}, one number for each frequency")
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the frequencies of a token change when the text behind it grows."""
-        return self.type in ("dynamic", "longrope")
-
-    def changes_between(self, length: int, longer: int) -> bool:
-        """Whether a text of ``longer`` tokens has other frequencies than one of ``length``."""
-        original = self.original_context or 0
-        if self.type == "longrope":
-            return (length > original) != (longer > original)
-        return self.type == "dynamic" and max(length, original) != max(longer, original)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixtureOfExperts:
-    """Some layers' MLPs are ``n_experts`` smaller ones, of which a router picks ``n_experts_per_token`` for each token.
-
-    Source: Shazeer et al. 2017, equations 1 to 5 (without noise); Jiang et al. 2024 (Mixtral), section 2.1.
-
-    Args:
-        d_expert: the width of one expert; None: ``d_mlp``.
-        renormalise: True: the chosen experts' weights sum to 1 (softmax over the chosen logits); False: they keep
-            their shares of the softmax over all.
-        use_router_bias: the router's logits have a bias.
-        dense_layers: layers that have a plain MLP of width ``d_mlp`` all the same.
-    """
-
-    n_experts: int
-    n_experts_per_token: int
-    d_expert: int | None = None
-    renormalise: bool = True
-    use_router_bias: bool = False
-    dense_layers: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
-        _check_switches(self)
-        for name in ("n_experts", "n_experts_per_token"):
-            _check_size(name, getattr(self, name))
-        if self.d_expert is not None:
-            _check_size("d_expert", self.d_expert)
-        if self.n_experts_per_token > self.n_experts:
-            raise ValueError(
-                f"n_experts_per_token ({self.n_experts_per_token}) must not exceed n_experts ({self.n_experts})"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """A Transformer: decoder, encoder (``attention_dir="bidirectional"``), or both (``n_encoder_layers``).
 
-    ``None`` means that the feature is absent. ``device``, ``dtype`` and ``attention_backend`` say how the model runs,
-    not what it computes: they are neither compared nor saved. Where a feature's equation and source are not given
-    here, the component that implements it gives them.
+    ``None`` means that the feature is absent. Where a feature's equation and source are not given here, the component
+    that implements it gives them.
+
+    Args:
+        n_layers, d_model, n_heads, d_head, d_mlp, d_vocab, n_ctx: sizes; ``n_ctx`` tokens are the context.
+        n_key_value_heads: heads of keys and values, of which each serves several query heads; left out: ``n_heads``.
+        attention_dir: "causal" or "bidirectional".
+        n_encoder_layers: layers of a bidirectional encoder, which every decoder layer reads by cross-attention.
+        decoder_start_token_id: the token that the decoder of an encoder–decoder begins with.
+
+        act_fn: "relu", "gelu" (the exact form, by erf), "gelu_tanh" (GPT-2's approximation), "gelu_quick", "silu" or
+            "sigmoid".
+        gated_mlp: W_out (act(W_gate x) · W_in x) instead of W_out act(W_in x); with "silu" SwiGLU, with "gelu" GeGLU,
+            with "sigmoid" GLU (Shazeer 2020).
+        glu_limit: bounds both factors of a gated MLP; glu_linear_offset: added to the linear one (GPT-OSS: 7 and 1).
+        moe: a mixture of experts in place of the MLP.
+
+        normalization_type: "LN" or "RMS"; eps: added to the variance. use_norm_bias: LayerNorms have a bias.
+        norm_gain_plus_one: the gain of RMSNorm is 1 + w (Gemma).
+        norm_placement: "pre", "post" (the original), "sandwich" (Gemma 2), or "output", a norm on each sublayer's
+            output alone (OLMo 2).
+        parallel_attn_mlp: attention and MLP both read resid_pre; shared_parallel_norm: through one norm (GPT-J).
+        dropout: rate on the embeddings' sum and on each sublayer's output, in training mode only.
+
+        embed_scale: multiplies token embeddings; sqrt(d_model) in the original Transformer and in Gemma. Sinusoidal
+            positions have entries up to 1 and drown embeddings that start small without it.
+        use_embed_norm: a norm on the embeddings' sum (BERT, BLOOM). n_segments: segment embeddings (BERT).
+        positional_embedding_type: "learned", "sinusoidal", "rotary", "alibi", "relative" (T5) or "none".
+        sinusoidal_halves: all sines before all cosines (Marian) instead of by turns.
+        rotary_base: θ; rotary_base_local: that of local layers, which are then not scaled (Gemma 3).
+        rotary_dim: the first so many dimensions of a head rotate; None: all. rotary_adjacent_pairs: in pairs
+            (2i, 2i + 1) (GPT-J) instead of (i, i + rotary_dim / 2).
+        rope_scaling: how rotary frequencies are changed for longer texts.
+        alibi_slopes: one a head; None: those of Press et al. 2022.
+        n_relative_buckets, relative_max_distance: of relative positions.
+
+        attn_scale: multiplies q·k; None: 1 / sqrt(d_head). attn_temperature: divides the scores; small is sharp.
+        attn_scores_soft_cap: bounds the scores (Gemma 2).
+        attn_types: "global", "local" (a window) or "linear" for each layer; None: "local" with a ``window_size``, else
+            "global".
+        window_size: keys that a local layer's query sees, its own included. n_global_tokens: first tokens that local
+            layers see at any distance.
+        use_sink_logits: a learned score per head for attending to nothing (GPT-OSS).
+        qk_norm: a norm on queries and keys, "per_head" or "across_heads"; qk_norm_after_rotary: behind their rotation.
+        use_qkv_bias, use_attn_out_bias, use_mlp_bias, use_unembed_bias: which layers have biases.
+        tie_word_embeddings: the unembedding is the embedding.
+
+        use_unembed: False for a model without a head, which gives no logits.
+        use_mlm_head: a dense layer, the activation and a norm before the unembedding (BERT).
+        logit_scale: multiplies the stream before the unembedding. output_logits_soft_cap: bounds the logits.
+
+        init_mode: "gpt2", "normal", "xavier" (the original) or "t5"; initializer_range: the standard deviation, or what
+            ``workbench.initialisation`` makes of it.
+        use_attn_result, use_split_qkv_input: hook points that cost memory, off until asked for.
+        model_name, revision, weights_description: provenance, printed with every result.
+        device, dtype, attention_backend: how the model runs, not what it computes; neither compared nor saved.
 
     Raises:
         ValueError: sizes that do not fit each other, or a value outside its choices.
@@ -142,52 +94,48 @@ class TransformerConfig:
     d_mlp: int
     d_vocab: int
     n_ctx: int
-    n_key_value_heads: int = None  # type: ignore[assignment]  # left out: n_heads. Always set afterwards
+    n_key_value_heads: int = None  # type: ignore[assignment]  # always set after __post_init__
 
     attention_dir: Literal["causal", "bidirectional"] = "causal"
-    n_encoder_layers: int | None = None  # a bidirectional encoder, which every decoder layer reads by cross-attention
-    decoder_start_token_id: int | None = None  # what the decoder of an encoder–decoder begins with
+    n_encoder_layers: int | None = None
+    decoder_start_token_id: int | None = None
 
-    # Feed-forward layers
-    act_fn: ActivationName = "gelu"  # "gelu" is the exact (erf) form, "gelu_tanh" GPT-2's approximation
-    gated_mlp: bool = False  # True: out = W_out(act(W_gate x) * W_in x), with act_fn="silu" SwiGLU (Shazeer 2020)
-    glu_limit: float | None = None  # bounds both factors of a gated MLP (GPT-OSS)
-    glu_linear_offset: float = 0.0  # added to the linear factor (GPT-OSS: 1)
+    act_fn: ActivationName = "gelu"
+    gated_mlp: bool = False
+    glu_limit: float | None = None
+    glu_linear_offset: float = 0.0
     moe: MixtureOfExperts | None = None
 
-    # Norms and residuals
     normalization_type: Literal["LN", "RMS"] = "LN"
     eps: float = 1e-5
-    use_norm_bias: bool = True  # of LayerNorms
-    norm_gain_plus_one: bool = False  # the gain is 1 + w (Gemma)
-    norm_placement: NormPlacement = "pre"  # "output": a norm on each sublayer's output alone (OLMo 2)
-    parallel_attn_mlp: bool = False  # both read resid_pre and add to it (GPT-J)
-    shared_parallel_norm: bool = False  # by one norm, ln1
-    dropout: float = 0.0  # rate on the embeddings' sum and on each sublayer's output; in training mode only
+    use_norm_bias: bool = True
+    norm_gain_plus_one: bool = False
+    norm_placement: NormPlacement = "pre"
+    parallel_attn_mlp: bool = False
+    shared_parallel_norm: bool = False
+    dropout: float = 0.0
 
-    # Embeddings and positions
-    embed_scale: float = 1.0  # multiplies token embeddings; the original Transformer and Gemma: sqrt(d_model)
-    use_embed_norm: bool = False  # a norm on the embeddings' sum (BERT, BLOOM)
-    n_segments: int | None = None  # segment embeddings (BERT)
+    embed_scale: float = 1.0
+    use_embed_norm: bool = False
+    n_segments: int | None = None
     positional_embedding_type: PositionType = "learned"
-    sinusoidal_halves: bool = False  # all sines before all cosines (Marian) instead of by turns
+    sinusoidal_halves: bool = False
     rotary_base: float = 10_000.0
-    rotary_base_local: float | None = None  # of "local" layers, which are then not scaled (Gemma 3)
-    rotary_dim: int | None = None  # the first so many dimensions of a head rotate; None: all
-    rotary_adjacent_pairs: bool = False  # pairs (2i, 2i + 1) (GPT-J) instead of (i, i + rotary_dim / 2)
+    rotary_base_local: float | None = None
+    rotary_dim: int | None = None
+    rotary_adjacent_pairs: bool = False
     rope_scaling: RopeScaling | None = None
-    alibi_slopes: tuple[float, ...] | None = None  # one a head; None: those of Press et al. 2022
-    n_relative_buckets: int = 32  # of relative positions (T5)
+    alibi_slopes: tuple[float, ...] | None = None
+    n_relative_buckets: int = 32
     relative_max_distance: int = 128
 
-    # Attention
-    attn_scale: float | None = None  # multiplies q·k; None: 1 / sqrt(d_head)
-    attn_temperature: float = 1.0  # divides the scores: small is sharp
+    attn_scale: float | None = None
+    attn_temperature: float = 1.0
     attn_scores_soft_cap: float | None = None
-    attn_types: tuple[AttentionType, ...] | None = None  # one a layer; None: "local" with a window_size, else "global"
-    window_size: int | None = None  # keys that a "local" layer's query sees, its own included
-    n_global_tokens: int = 0  # first tokens that local layers see at any distance
-    use_sink_logits: bool = False  # a learned score per head for attending to nothing (GPT-OSS)
+    attn_types: tuple[AttentionType, ...] | None = None
+    window_size: int | None = None
+    n_global_tokens: int = 0
+    use_sink_logits: bool = False
     qk_norm: Literal["per_head", "across_heads"] | None = None
     qk_norm_after_rotary: bool = False
 
@@ -197,21 +145,17 @@ class TransformerConfig:
     use_unembed_bias: bool = False
     tie_word_embeddings: bool = False
 
-    # Head
-    use_unembed: bool = True  # False: an encoder without a head, which gives no logits
-    use_mlm_head: bool = False  # a dense layer, the activation and a norm before the unembedding (BERT)
-    logit_scale: float = 1.0  # multiplies the residual stream before the unembedding
+    use_unembed: bool = True
+    use_mlm_head: bool = False
+    logit_scale: float = 1.0
     output_logits_soft_cap: float | None = None
 
-    # Initialisation
     init_mode: InitMode = "gpt2"
     initializer_range: float = 0.02
 
-    # Hook points that cost memory, off until asked for (TransformerLens names).
     use_attn_result: bool = False
     use_split_qkv_input: bool = False
 
-    # Provenance, printed with every result.
     model_name: str = "custom"
     revision: str | None = None
     weights_description: str = "randomly initialised"
@@ -232,28 +176,28 @@ class TransformerConfig:
         self._check_whole()
 
     def _check_values(self) -> None:
-        _check_switches(self)
+        check_switches(self)
         for name in ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "n_ctx", "n_key_value_heads"):
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name))
         for name, kind in (("rope_scaling", RopeScaling), ("moe", MixtureOfExperts)):
             if not isinstance(part := getattr(self, name), (kind, NoneType)):
                 raise ValueError(f"{name} must be a {kind.__name__} or None, got {type(part).__name__}")
         for name in ("n_encoder_layers", "n_segments", "rotary_dim", "window_size"):
             if getattr(self, name) is not None:
-                _check_size(name, getattr(self, name))
+                check_size(name, getattr(self, name))
         start = self.decoder_start_token_id
         whole = isinstance(start, int) and not isinstance(start, bool)
         if start is not None and not (whole and 0 <= start < self.d_vocab):
             raise ValueError(f"decoder_start_token_id must be a token id from 0 to {self.d_vocab - 1}, got {start!r}")
         for name in ("n_relative_buckets", "relative_max_distance"):
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name))
         for name, choices in _CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
+            check_choice(name, getattr(self, name), choices)
         for name in ("eps", "rotary_base", "attn_temperature", "embed_scale", "logit_scale", "initializer_range"):
-            _check_positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         for name in ("attn_scale", "attn_scores_soft_cap", "output_logits_soft_cap", "rotary_base_local", "glu_limit"):
             if getattr(self, name) is not None:
-                _check_positive(name, getattr(self, name))
+                check_positive(name, getattr(self, name))
         if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be a rate from 0 up to, not including, 1, got {self.dropout!r}")
 
@@ -268,7 +212,7 @@ class TransformerConfig:
                     f"attn_types must name one type for each of {self.n_layers} layers, got {len(self.attn_types)}"
                 )
             for kind in self.attn_types:
-                _check_choice("attn_types", kind, get_args(AttentionType))
+                check_choice("attn_types", kind, get_args(AttentionType))
         if self.window_size is None and "local" in self._kinds:
             raise ValueError("attn_types has local layers, which need a window_size")
         whole = isinstance(self.n_global_tokens, int) and not isinstance(self.n_global_tokens, bool)
@@ -386,24 +330,3 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "positional_embedding_type": get_args(PositionType),
     "qk_norm": (None, "per_head", "across_heads"),
 }
-
-
-def _check_size(name: str, size: Any) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"{name} must be a positive integer, got {size!r}")
-
-
-def _check_positive(name: str, number: Any) -> None:
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
-        raise ValueError(f"{name} must be a positive and finite number, got {number!r}")
-
-
-def _check_switches(fields: Any) -> None:
-    for f in dataclasses.fields(fields):
-        if f.type == "bool" and not isinstance(getattr(fields, f.name), bool):
-            raise ValueError(f"{f.name} must be True or False, got {getattr(fields, f.name)!r}")
-
-
-def _check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from workbench.config import RopeScaling, RopeScalingType
+from workbench.config_parts import RopeScaling, RopeScalingType
 
 Rotation = tuple[Tensor, Tensor]  # cosine and sine, each [batch, pos, rotated dimension]
 
