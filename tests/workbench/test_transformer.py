@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from workbench import HookedTransformer, StatisticsRequest, TransformerConfig
+from workbench import HookedTransformer, RopeScaling, StatisticsRequest, TransformerConfig
 
 PADS = 7
 
@@ -257,3 +257,8 @@ def test_a_model_is_made_from_a_configuration_alone(pair):
 def test_hooks_come_as_a_list_of_pairs(pair, tokens):
     with pytest.raises(ValueError, match="list of pairs"):
         pair.model.run_with_hooks(tokens, fwd_hooks=("hook_embed", lambda x, hook: x))
+
+
+def test_a_ramp_of_yarn_needs_its_bounds_in_order():
+    with pytest.raises(ValueError, match="beta_slow must be below beta_fast"):
+        RopeScaling(type="yarn", factor=4.0, original_context=64, beta_fast=1.0, beta_slow=32.0)
