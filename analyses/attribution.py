@@ -22,6 +22,7 @@ from workbench.analyses.head_verdicts import (
     ATTENDED,
     DECISIVE,
     INERT,
+    MOST_UNATTENDED,
     SIGNIFICANT,
     UNATTENDED,
     VERDICTS,
@@ -145,6 +146,8 @@ class AttributionAgreement(Result):
     def _thresholds(self, measure: str) -> tuple[float, float, float, float]:
         """Unattended and attended on x, inert and decisive on y."""
         attention = np.quantile(self[measure], (UNATTENDED, ATTENDED))
+        if MEASURES[measure].unit == "share of 1":
+            attention[0] = min(attention[0], MOST_UNATTENDED)
         gain = float(self["baseline"].mean()) - self.settings["chance"]
         return (*map(float, attention), INERT * abs(gain), DECISIVE * abs(gain))
 
@@ -160,11 +163,11 @@ class AttributionAgreement(Result):
             raise ValueError(f"statistic must be 'tau' or 'rho', got {statistic!r}")
         labels = [MEASURES[name].label for name in self.measures]
         series = {
-            f"{ablation} ablation": tuple(
-                self[name][:, column] for name in (statistic, f"{statistic}_low", f"{statistic}_high")
+            f"{ablation} ablation": (
+                self[statistic][:, column], self[f"{statistic}_low"][:, column], self[f"{statistic}_high"][:, column]
             )
             for column, ablation in enumerate(self.ablations)
-        }
+        }  # fmt: skip
         name = "Kendall τ-b" if statistic == "tau" else "Spearman ρ"
         figure = figures.agreement_dots(
             labels, series, filled=list((self["tau_p_adjusted"] < SIGNIFICANT).T), theme=theme,
@@ -195,8 +198,8 @@ class AttributionAgreement(Result):
             theme=theme,
         )
         return Drawing(
-            figure, "Direct against total effect: off the diagonal, later layers make up for it, or add to it",
-            self.define(f"{ablation}_effect", f"{ablation}_direct"),
+            figure, "Direct and total effect of every head",
+            self.define(f"{ablation}_effect", f"{ablation}_direct", f"{ablation}_self_repair"),
         )  # fmt: skip
 
     def _chosen(self, ablation: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -106,12 +106,15 @@ def observe(model: Any, prompts: PromptSet, metric: MetricName, sources: Tensor 
 def _observe(model: Any, prompts: PromptSet, metric: Metric, sources: Tensor | None) -> Observed:
     values: dict[str, Tensor] = {}
 
-    def keep(x: Tensor, hook: Any) -> Tensor:
-        values[hook.name] = x if x.requires_grad else x.detach().requires_grad_()
-        return values[hook.name]
+    def keep(name: str) -> Callable:  # a bridge's hook points have further names
+        def hook(x: Tensor, hook: Any) -> Tensor:
+            values[name] = x if x.requires_grad else x.detach().requires_grad_()
+            return values[name]
 
-    def look(x: Tensor, hook: Any) -> None:
-        values[hook.name] = x.detach()
+        return hook
+
+    def look(name: str) -> Callable:
+        return lambda x, hook: values.update({name: x.detach()})
 
     layers, device = range(model.cfg.n_layers), model.cfg.device
     batch, rows = prompts.sequences.to(device), prompts.rows.to(device)
@@ -119,7 +122,8 @@ def _observe(model: Any, prompts: PromptSet, metric: Metric, sources: Tensor | N
     names = {what: [f"blocks.{layer}.attn.hook_{what}" for layer in layers] for what in ("pattern", "z")}
     post_norms = [f"blocks.{layer}.ln1_post.hook_scale" for layer in layers]
     post_norms = [name for name in post_norms if name in model.hook_dict]
-    hooks = [(name, keep) for of_what in names.values() for name in of_what] + [(name, look) for name in post_norms]
+    hooks = [(name, keep(name)) for of_what in names.values() for name in of_what]
+    hooks += [(name, look(name)) for name in post_norms]
     direction = None
     if emits_statistics(model):
         with model.hooks(fwd_hooks=hooks):

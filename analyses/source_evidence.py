@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -70,16 +71,17 @@ def _observe(model: Any, prompts: PromptSet, metric: Metric) -> dict[str, Tensor
     values: dict[str, Tensor] = {}
 
     def keep(x: Tensor, hook: Any) -> Tensor:
-        values[hook.name] = x.detach().requires_grad_()
-        return values[hook.name]
+        values[first] = x.detach().requires_grad_()
+        return values[first]
 
-    def look(x: Tensor, hook: Any) -> None:
-        values[hook.name] = x.detach()
+    def look(name: str) -> Callable:  # a bridge's hook points have further names
+        return lambda x, hook: values.update({name: x.detach()})
 
     layers, device = range(model.cfg.n_layers), model.cfg.device
     batch, rows = prompts.sequences.to(device), prompts.rows.to(device)
     at, first = torch.arange(len(prompts), device=device), "blocks.0.hook_resid_pre"
-    hooks = [(f"blocks.{layer}.attn.hook_{what}", look) for layer in layers for what in ("pattern", "v")]
+    names = [f"blocks.{layer}.attn.hook_{what}" for layer in layers for what in ("pattern", "v")]
+    hooks = [(name, look(name)) for name in names]
     arguments = {"attention_mask": batch.real} if emits_statistics(model) else {}
     with model.hooks(fwd_hooks=[(first, keep), *hooks]):
         logits = model(batch.tokens, return_type="logits", **arguments)[at, rows[:, 0]][:, None]

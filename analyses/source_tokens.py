@@ -108,7 +108,7 @@ class SourceAttribution(Result):
             theme=theme,
         )
         return Drawing(
-            figure, "What becomes of the answer without the first tokens of a ranking, and with them only",
+            figure, "The answer without the first tokens of a ranking, and with only them",
             self.define("comprehensiveness", "sufficiency"),
         )  # fmt: skip
 

@@ -72,7 +72,7 @@ def quadrants(
                 customdata=np.stack([names.flat[points], np.char.mod("%.4g", y.flat[points])], axis=-1),
                 mode="markers+text",
                 text=[names.flat[point] if point in sides else "" for point in points],
-                textposition=[sides.get(point, "top right") for point in points],
+                textposition=[sides.get(int(point), "top right") for point in points],
                 textfont={"size": 11},
                 marker={
                     "color": style.masked if name == rest else colours[place],
@@ -173,8 +173,8 @@ def agreement_dots(
             )
         )  # fmt: skip
     ends = [end for values in series.values() for end in values]
-    low, high = (float(part) for part in (np.nanmin(ends), np.nanmax(ends)))
-    figure.update_xaxes(title=x_label, zeroline=False, range=[min(low, 0) - 0.05, max(high, 0) + 0.05])
+    lowest, highest = float(np.nanmin(ends)), float(np.nanmax(ends))
+    figure.update_xaxes(title=x_label, zeroline=False, range=[min(lowest, 0) - 0.05, max(highest, 0) + 0.05])
     figure.update_yaxes(autorange="reversed", type="category")
     return figure.update_layout(scattermode="group", scattergap=0.4, showlegend=True, legend=LEGEND_ABOVE)
 
