@@ -17,7 +17,8 @@ from workbench.analyses import (
     integrated_gradients,
     load_result,
 )
-from workbench.analyses.tasks import PromptSet
+from workbench.analyses.tasks import PromptSet, factual_recall
+from workbench.loading.sources import KNOWN_MODELS
 
 SIZES = {"n_layers": 2, "d_model": 16, "n_heads": 3, "d_head": 4, "d_mlp": 12, "d_vocab": 23, "n_ctx": 12}
 SHAPES = {
@@ -270,6 +271,18 @@ def test_a_line_is_cut_finer_where_the_metric_jumps():
     result = integrated_gradients(model, prompts, n_steps=8)
     assert result["n_gradients"].max() > 8 and result["relative_gap"].max() < 0.01
     assert result["n_gradients"].max() <= 1024 + 8
+
+
+@pytest.mark.parametrize("name", ["demo", "smollm2-135m"])
+def test_real_prompts_of_real_models_are_complete_at_the_default_steps(name):
+    if not KNOWN_MODELS[name].fetched:
+        pytest.skip(f"{name} is not in the cache: run `workbench fetch {name}`")
+    trained = HookedTransformer.from_pretrained(name)
+    result = integrated_gradients(trained, factual_recall(trained, n_prompts=2))
+    assert result["relative_gap"].max() < 0.01
+    assert (np.abs(result["metric"] - result["baseline_metric"]) > 1).any()
+    differs = result["token"] != result["baseline_token"]
+    assert (differs == (np.nan_to_num(result["attribution"]) != 0)).all()
 
 
 def test_what_cannot_be_attributed_is_refused(prompts, monkeypatch):
