@@ -92,14 +92,14 @@ class HeadPruning(Result):
             self.provenance.sentence(),
             f"{self.settings['metric'].replace('_', ' ').capitalize()} with all {n_heads} heads {curve[0, -1]:.3f}, "
             f"with none {curve[0, 0]:.3f} {unit} ({better} is better; {self.settings['ablation']} ablation, "
-            f"mean over {len(self['all_heads'])} prompts that no ranking has seen).",
-            f"{'ranking':<24}{'area':>9}  heads for 90 % of the way",
+            f"mean over the {len(self['all_heads'])} prompts of the second half).",
+            f"{'ranking':<24}{'area':>9}{'95 % interval':>20}  heads for 90 % of the way",
         ]
         for row, name in enumerate(self.rankings):
             low, high = self["area_low"][row], self["area_high"][row]
-            interval = f" [{low:.3f}, {high:.3f}]" if np.isfinite(low) else ""
+            interval = f"[{low:.3f}, {high:.3f}]" if np.isfinite(low) else "–"
             needed = self.needed(name)
-            lines.append(f"{name:<24}{self['area'][row]:>9.3f}  {'–' if needed is None else needed}{interval}")
+            lines.append(f"{name:<24}{self['area'][row]:>9.3f}{interval:>20}  {'–' if needed is None else needed}")
         return "\n".join(lines)
 
     def _draw_curves(self, *, theme: str = "light") -> Drawing:
