@@ -13,7 +13,7 @@ from workbench.analyses.result import Quantity
 
 ATTENDED, UNATTENDED = 0.75, 0.5  # quantiles over heads of the attention measure: at or above, at or below
 MOST_UNATTENDED = 0.5  # a weight from here on is attention, whatever other heads do
-DECISIVE, INERT = 0.05, 0.01  # shares of the baseline above chance that a head's effect reaches, or stays below
+DECISIVE, INERT = 0.05, 0.02  # shares of the baseline above chance that a head's effect reaches, or stays below
 SIGNIFICANT = 0.05
 SOLVES = 1e-3  # p of a baseline above chance, without which no head is said to decide anything
 VERDICTS = (
@@ -97,7 +97,7 @@ def head_quantities(observed: Observed, effects: Ablated, unit: str) -> dict[str
                 "what of the effect the head's output at the answer position makes by itself, later layers and the "
                 "final norm's scale held, mean over prompts",
             )  # fmt: skip
-            rest = f"{name}_effect less {name}_direct: what later layers and other positions make of it"
+            rest = "the effect less the direct effect: what later layers and other positions make of it"
             found[f"{name}_self_repair"] = Quantity(mean - direct, axes, unit, rest)
     found["baseline"] = Quantity(effects.baseline, ("prompt",), unit, "the metric of the model as it is")
     for axis, of_all, what in (
