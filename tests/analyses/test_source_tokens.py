@@ -198,3 +198,21 @@ def test_what_cannot_be_ranked_is_refused(random_model: HookedTransformer) -> No
     long = PromptSet(wide, wide.bool(), torch.tensor([1]), torch.tensor([2]), None, "long", "long")
     with pytest.raises(ValueError, match="513 tokens"):
         source_attribution(random_model, long)
+
+
+def test_a_measure_that_says_nothing_is_at_its_null() -> None:
+    """Recency on random weights without positions: a token's place has nothing to do with what its knock-out does."""
+    cfg = TransformerConfig(
+        n_layers=2, d_model=32, n_heads=4, d_head=8, d_mlp=32, d_vocab=60, n_ctx=16,
+        positional_embedding_type="none", normalization_type="RMS",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = HookedTransformer(cfg).eval()
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.stack([torch.randperm(60, generator=generator) for _ in range(24)])
+    tokens = rows[:, :12]
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    found = source_attribution(model, PromptSet(tokens, real, rows[:, 12], rows[:, 13], None, "random", "random"))
+    tau, p = (found[name][found.measures.index("recency"), 0] for name in ("tau", "tau_p_adjusted"))
+    low, high = (found[f"tau_{end}"][found.measures.index("recency"), 0] for end in ("low", "high"))
+    assert abs(tau) < 0.15 and p > 0.05 and low < 0 < high
