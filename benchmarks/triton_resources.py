@@ -94,7 +94,7 @@ def launches(kernel: str, d_head: int, dtype: torch.dtype, vendor: str) -> list[
                 tokens = torch.zeros(2, n, dtype=torch.int64)
                 weights.sink(torch.zeros(2, 4, dtype=torch.int64))
                 weights.offsets(torch.tensor([0, 1]))
-                weights.matches(MatchRuns.of(match_labels(tokens, "induction"), 0))
+                weights.matches(MatchRuns.of(match_labels(tokens, "induction"), plan.rule.mask))
     return list(recorder)
 
 

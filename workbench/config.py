@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from workbench.config_parts import LARGEST_NUMBER, check_choice, check_positive, check_size, check_switches, check_tuple
 from workbench.config_parts import MixtureOfExperts as MixtureOfExperts
 from workbench.config_parts import RopeScaling as RopeScaling
-from workbench.config_parts import check_choice, check_positive, check_size, check_switches
 
 ActivationName = Literal["relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid"]
 AttentionBackend = Literal["auto", "flash", "materialised"]
@@ -169,7 +169,7 @@ class TransformerConfig:
             object.__setattr__(self, "n_key_value_heads", self.n_heads)
         for name in ("attn_types", "alibi_slopes"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+                object.__setattr__(self, name, check_tuple(name, getattr(self, name)))
         self._check_values()
         self._check_attention()
         self._check_positions()
@@ -198,6 +198,13 @@ class TransformerConfig:
         for name in ("attn_scale", "attn_scores_soft_cap", "output_logits_soft_cap", "rotary_base_local", "glu_limit"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
+        for slope in self.alibi_slopes or ():
+            check_positive("alibi_slopes", slope)
+        offset = self.glu_linear_offset
+        if isinstance(offset, bool) or not isinstance(offset, (int, float)) or not abs(offset) <= LARGEST_NUMBER:
+            raise ValueError(f"glu_linear_offset must be a finite number, got {offset!r}")
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating-point torch.dtype such as torch.float32, got {self.dtype!r}")
         if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be a rate from 0 up to, not including, 1, got {self.dropout!r}")
 
@@ -240,6 +247,8 @@ class TransformerConfig:
             raise ValueError("linear attention has no scores to which ALiBi could add a bias")
 
     def _check_whole(self) -> None:
+        if self.moe is not None and (beyond := [at for at in self.moe.dense_layers if at >= self.n_layers]):
+            raise ValueError(f"dense_layers names layer {beyond[0]}, but there are {self.n_layers}, counted from 0")
         if self.shared_parallel_norm and not self.parallel_attn_mlp:
             raise ValueError("shared_parallel_norm needs parallel_attn_mlp")
         if self.parallel_attn_mlp and self.norm_placement != "pre":
@@ -304,6 +313,8 @@ class TransformerConfig:
             ValueError: an unknown or a missing field.
         """
         parts: dict[str, Any] = {"rope_scaling": RopeScaling, "moe": MixtureOfExperts}
+        if not isinstance(fields, dict):
+            raise ValueError(f"the configuration must be a dictionary of fields, got {fields!r:.80}")
         nested = {
             name: _from_fields(kind, fields[name], name) for name, kind in parts.items() if fields.get(name) is not None
         }
@@ -311,6 +322,8 @@ class TransformerConfig:
 
 
 def _from_fields(kind: Any, fields: dict[str, Any], what: str) -> Any:
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise ValueError(f"{what} must be a dictionary of fields, got {fields!r:.80}")
     known = {f.name: f for f in dataclasses.fields(kind) if f.name not in _RUNTIME_FIELDS}
     if unknown := sorted(set(fields) - set(known)):
         raise ValueError(f"unknown fields in {what}: {', '.join(unknown)}")

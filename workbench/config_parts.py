@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+LARGEST_SIZE = 2**31 - 1
+LARGEST_NUMBER = 3.4e38  # of float32
+
 RopeScalingType = Literal["linear", "ntk", "dynamic", "yarn", "llama3", "longrope"]
 
 
@@ -62,7 +65,7 @@ class RopeScaling:
         for name in ("short_factor", "long_factor"):
             factors = getattr(self, name)
             if factors is not None:
-                object.__setattr__(self, name, tuple(factors))
+                object.__setattr__(self, name, check_tuple(name, factors))
                 for factor in factors:
                     check_positive(name, factor)
             elif self.type == "longrope":
@@ -103,7 +106,10 @@ class MixtureOfExperts:
     dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
+        object.__setattr__(self, "dense_layers", check_tuple("dense_layers", self.dense_layers))
+        for layer in self.dense_layers:
+            if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+                raise ValueError(f"dense_layers must hold layers, whole numbers from 0 up, got {layer!r}")
         check_switches(self)
         for name in ("n_experts", "n_experts_per_token"):
             check_size(name, getattr(self, name))
@@ -116,13 +122,20 @@ class MixtureOfExperts:
 
 
 def check_size(name: str, size: Any) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"{name} must be a positive integer, got {size!r}")
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_SIZE:
+        raise ValueError(f"{name} must be a positive integer, at most {LARGEST_SIZE:,}, got {size!r}")
 
 
 def check_positive(name: str, number: Any) -> None:
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= LARGEST_NUMBER:
         raise ValueError(f"{name} must be a positive and finite number, got {number!r}")
+
+
+def check_tuple(name: str, values: Any) -> tuple[Any, ...]:
+    """The values as a tuple; one value, or none, is refused."""
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(f"{name} must be a tuple, got {values!r}")
+    return tuple(values)
 
 
 def check_switches(configuration: Any) -> None:

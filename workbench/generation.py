@@ -159,6 +159,10 @@ class GenerationMethods:
                 cache, n_read = KVCache(cache.window, cache.n_sink_tokens, cache.sink_start), 0
             logits = forward(tokens[:, n_read:], attention_mask=mask[:, n_read:], kv_cache=cache)
             n_read = tokens.shape[1]
+            if bool(logits[:, -1].isnan().any()):
+                raise ValueError(
+                    "the logits are not numbers: the weights hold NaN or infinity, or a hook's edit made them"
+                )
             next_tokens = choose(logits[:, -1])
             if eos is not None:
                 next_tokens = torch.where(ended, eos, next_tokens)

@@ -63,13 +63,28 @@ class InputMethods:
         if real.dtype != torch.bool and not bool(((real == 0) | (real == 1)).all()):
             raise ValueError("attention_mask must hold only 0 (pad) and 1 (real token)")
         real = real.bool()
+        if self._counts_columns and bool((real[:, 1:] & ~real[:, :-1] & real[:, :-1].cumsum(dim=1).bool()).any()):
+            raise ValueError(
+                "attention_mask has a pad between real tokens, which would keep its place in this model's windows or "
+                f"{self.cfg.positional_embedding_type} positions; take pads out, or move them before or behind the text"
+            )
         return None if bool(real.all()) else real
+
+    @property
+    def _counts_columns(self) -> bool:
+        """Whether distances are counted in columns of the input rather than by position ids."""
+        return self.cfg.positional_embedding_type in ("alibi", "relative") or "local" in self.cfg.layer_types
 
     def _checked_documents(self, documents: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
         if documents is None:
             return None
         if not holds_integers(documents) or tuple(documents.shape) != shape:
             raise ValueError(f"documents must be integers of the input's shape {shape}, got {kind(documents)}")
+        if self.cfg.rope_scaling is not None and self.cfg.rope_scaling.depends_on_length:
+            raise ValueError(
+                f"rope_scaling {self.cfg.rope_scaling.type!r} depends on a text's length, and packed documents have "
+                "several; pass each document as a row of its own"
+            )
         return documents.to(self.cfg.device, torch.int64)
 
     def _position_ids(
@@ -77,6 +92,11 @@ class InputMethods:
     ) -> Tensor:
         """int64 [batch, pos]. Pads never shift the positions of real tokens."""
         if given is not None:
+            if self.cfg.positional_embedding_type in ("alibi", "relative", "none"):
+                raise ValueError(
+                    f"position_ids have no effect in a model whose positions are "
+                    f"{self.cfg.positional_embedding_type!r}; leave them out"
+                )
             if not holds_integers(given):
                 raise ValueError(f"position_ids must be integers of the input's shape {shape}, got {kind(given)}")
             position_ids = given.to(self.cfg.device, torch.int64)

@@ -171,6 +171,8 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
             position_ids: [batch, pos]; by default they count the real tokens of each sequence (and document).
             token_type_ids: [batch, pos], the segment of each token in models that have segments; 0 by default.
             documents: int64 [batch, pos], runs of equal ids: packed texts that do not see each other.
+                (Rotary positions that are scaled by length, "dynamic" and "longrope", take the longest text's for the
+                whole batch, as transformers does: run such texts in batches of one length.)
             stop_at_layer: return the residual that enters this layer; neither norm nor unembedding runs, so there is
                 no loss to ask for.
             kv_cache: what the model remembers of the tokens before these, to which it adds these; ``attention_mask``
@@ -256,7 +258,8 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         Raises:
             ValueError: a layer without softmax attention, or as the model's call.
         """
-        if not 0 <= layer < self.cfg.n_layers or self.cfg.layer_types[layer] == "linear":
+        whole = isinstance(layer, int) and not isinstance(layer, bool)
+        if not whole or not 0 <= layer < self.cfg.n_layers or self.cfg.layer_types[layer] == "linear":
             raise ValueError(f"layer must be one with softmax attention, 0 to {self.cfg.n_layers - 1}, got {layer}")
         residual = self(tokens, None, attention_mask=attention_mask, stop_at_layer=layer)
         shape = residual.shape[0], residual.shape[1]

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from workbench import HookedTransformer, RopeScaling, StatisticsRequest, TransformerConfig
+from workbench import HookedTransformer, MixtureOfExperts, RopeScaling, StatisticsRequest, TransformerConfig
 
 PADS = 7
 
@@ -262,3 +262,72 @@ def test_hooks_come_as_a_list_of_pairs(pair, tokens):
 def test_a_ramp_of_yarn_needs_its_bounds_in_order():
     with pytest.raises(ValueError, match="beta_slow must be below beta_fast"):
         RopeScaling(type="yarn", factor=4.0, original_context=64, beta_fast=1.0, beta_slow=32.0)
+
+
+SMALL = {"n_layers": 2, "d_model": 12, "n_heads": 3, "d_head": 4, "d_mlp": 8, "d_vocab": 23, "n_ctx": 32}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positional_embedding_type": "alibi"},
+        {"positional_embedding_type": "relative"},
+        {"positional_embedding_type": "rotary", "window_size": 5},
+    ],
+)
+def test_pads_between_tokens_are_refused_where_distances_are_counted_in_columns(options):
+    model = HookedTransformer(TransformerConfig(**SMALL, **options)).eval()
+    tokens = torch.arange(9)[None]
+    for mask in ([1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 0, 1, 1]):
+        with pytest.raises(ValueError, match="pad between real tokens"):
+            model(tokens, attention_mask=torch.tensor([mask]))
+    for mask in ([0, 0, 1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 0, 0, 0]):
+        model(tokens, attention_mask=torch.tensor([mask]))
+
+
+@pytest.mark.parametrize("kind", ["alibi", "relative", "none"])
+def test_position_ids_are_refused_where_nothing_reads_them(kind):
+    model = HookedTransformer(TransformerConfig(**SMALL, positional_embedding_type=kind))
+    with pytest.raises(ValueError, match="position_ids have no effect"):
+        model(torch.arange(5)[None], position_ids=torch.arange(5)[None] + 3)
+
+
+def test_documents_have_no_common_length_to_scale_by():
+    scaling = RopeScaling(type="dynamic", factor=2.0, original_context=8)
+    model = HookedTransformer(TransformerConfig(**SMALL, positional_embedding_type="rotary", rope_scaling=scaling))
+    with pytest.raises(ValueError, match="pass each document as a row"):
+        model(torch.arange(6)[None], documents=torch.tensor([[0, 0, 0, 1, 1, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("glu_linear_offset", float("nan")), ("glu_linear_offset", "a"), ("alibi_slopes", (1.0, float("nan"), 1.0)),
+        ("alibi_slopes", 3.0), ("attn_types", 5), ("eps", 10**400), ("embed_scale", 1e39), ("d_mlp", 10**30),
+        ("dtype", torch.int32), ("dtype", "float32"),
+    ],
+)  # fmt: skip
+def test_values_that_are_no_numbers_or_too_large_are_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=field):
+        TransformerConfig(**SMALL | {"gated_mlp": True, field: value})
+
+
+@pytest.mark.parametrize("dense_layers", [(7,), (-1,), ("0",), (True,), 3, None])
+def test_dense_layers_are_layers_of_the_model(dense_layers):
+    with pytest.raises(ValueError, match="dense_layers"):
+        experts = MixtureOfExperts(n_experts=2, n_experts_per_token=1, dense_layers=dense_layers)
+        TransformerConfig(**SMALL, moe=experts)
+
+
+@pytest.mark.parametrize("fields", [None, [], {1: 2}, {"rope_scaling": 5}, {"moe": [1]}])
+def test_configurations_that_are_no_dictionaries_are_refused(fields):
+    with pytest.raises(ValueError, match="must be a dictionary"):
+        TransformerConfig.from_dict(fields)
+
+
+def test_generation_from_numbers_that_are_none_is_refused(model):
+    with torch.no_grad():
+        model.blocks[0].mlp.W_out[0, 0] = torch.nan
+    for options in ({}, {"temperature": 1.0}):
+        with pytest.raises(ValueError, match="logits are not numbers"):
+            model.generate(torch.arange(5)[None], 3, **options)

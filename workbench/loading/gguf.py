@@ -140,6 +140,7 @@ def _open(path: Path) -> GGUFFile:
         file = GGUFFile(path)
         for tensor in file.tensors.values():
             file.data(tensor, _block(tensor))
+        file.check_places({name: _block(tensor) for name, tensor in file.tensors.items()})
     except NotImplementedError:
         raise UnsupportedModelError(f"{path} has the other byte order; convert it with gguf's convert-endian") from None
     except PermissionError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,30 @@ class GGUFFile:
             self.fields[key] = self._value(self._number("I"))
         headers = [(self._string(), self._shape(), self._number("I"), self._number("Q")) for _ in range(n_tensors)]
         alignment = self.fields.get("general.alignment", 32)
-        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"its alignment is {alignment!r}")
-        start = math.ceil(self._position / alignment) * alignment
+        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 8 or alignment % 8:
+            raise ValueError(f"its alignment is {alignment!r}, no multiple of 8")
+        self._alignment = alignment
+        start = self._start = math.ceil(self._position / alignment) * alignment
         self.tensors = {name: StoredTensor(name, shape, kind, start + at) for name, shape, kind, at in headers}
         if len(self.tensors) != n_tensors:
             raise ValueError("two tensors have the same name")
+
+    def check_places(self, blocks: Mapping[str, tuple[int, int]]) -> None:
+        """Checks that the tensors lie one behind the other, as the format demands, each padded to the alignment.
+
+        Args:
+            blocks: elements and bytes of one block of each tensor's type.
+
+        Raises:
+            ValueError: the first tensor that lies elsewhere.
+        """
+        expected = self._start
+        for tensor in self.tensors.values():
+            if tensor.offset != expected:
+                raise ValueError(f"{tensor.name} begins at byte {tensor.offset:,} instead of {expected:,}")
+            elements, n_bytes = blocks[tensor.name]
+            end = tensor.offset + tensor.size // elements * n_bytes
+            expected = math.ceil(end / self._alignment) * self._alignment
 
     def data(self, tensor: StoredTensor, block: tuple[int, int]) -> np.ndarray:
         """The bytes of a tensor, [*shape but the last axis, bytes of a row], which are the file's own memory.

@@ -19,7 +19,7 @@ from workbench.loading.families import find_family
 from workbench.loading.families.common import Family
 from workbench.loading.gguf import gguf_checkpoint
 from workbench.loading.progress import Progress, terminal_progress
-from workbench.loading.weights import convert_weights, differing, refuse_differing
+from workbench.loading.weights import convert_weights, differing, refuse_differing, refuse_other_tables
 from workbench.paths import expand_home
 
 if TYPE_CHECKING:
@@ -174,13 +174,14 @@ def _build(
         raise CorruptWeightsError(f"{checkpoint.described_as}: the sizes in its configuration are absurd") from None
     repeats = {**family.copies, **({family.tied[0]: family.tied[1]} if cfg.tie_word_embeddings else {})}
     refuse_differing(checkpoint.tensors, repeats, family.base_prefix, checkpoint.described_as)
+    refuse_other_tables(checkpoint.tensors, family.computed, family.base_prefix, checkpoint.described_as)
     state = convert_weights(
         checkpoint.tensors,
         family.weight_rules,
         cfg,
         {name: parameter.shape for name, parameter in model.named_parameters()},
         prefix=family.base_prefix,
-        harmless=(*family.harmless_tensors, *repeats),
+        harmless=(*family.harmless_tensors, *family.computed, *repeats),
         described_as=checkpoint.described_as,
         progress=progress,
     )

@@ -201,6 +201,27 @@ def refuse_differing(source: Mapping[str, Tensor], repeats: Mapping[str, str], p
             )
 
 
+def refuse_other_tables(
+    source: Mapping[str, Tensor], computed: Mapping[str, Callable[[torch.Size], Tensor]], prefix: str, described_as: str
+) -> None:
+    """Checks that what the model computes itself is what the source holds.
+
+    Raises:
+        CorruptWeightsError: the source holds another table, which the model would not use.
+    """
+    for name in source:
+        if (compute := computed.get(name.removeprefix(prefix))) is None:
+            continue
+        table = source[name]
+        if table.dim() != 2 or not torch.allclose(
+            table.float(), compute(table.shape), atol=2e-2 if table.itemsize < 4 else 1e-5
+        ):
+            raise CorruptWeightsError(
+                f"{described_as}: {name} is not the table that this architecture computes: it was trained, or is "
+                "damaged, and would not be used"
+            )
+
+
 def _plan(
     names: Mapping[str, Tensor],
     rules: Sequence[WeightRule],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from pathlib import Path
@@ -115,6 +116,19 @@ def test_tensors_beyond_the_end(tmp_path: Path) -> None:
         file.data(file.tensors["a"], (1, 4))
     with pytest.raises(ValueError, match=f"a has rows of {2**40}, no multiple of 33"):
         file.data(file.tensors["a"], (33, 1))
+
+
+@pytest.mark.parametrize("shift", [32, -32, 1])
+def test_tensors_lie_one_behind_the_other(shift: int, tmp_path: Path) -> None:
+    """An offset that damage has moved would let the tensor read its neighbour's values."""
+    _write(tmp_path / "x.gguf")
+    file = GGUFFile(tmp_path / "x.gguf")
+    blocks = {name: gguf.GGML_QUANT_SIZES[KIND(tensor.kind)] for name, tensor in file.tensors.items()}
+    file.check_places(blocks)
+    moved = file.tensors["b"]
+    file.tensors["b"] = dataclasses.replace(moved, offset=moved.offset + shift)
+    with pytest.raises(ValueError, match=f"b begins at byte .* instead of {moved.offset:,}"):
+        file.check_places(blocks)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

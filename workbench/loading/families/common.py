@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from workbench.config import ActivationName, TransformerConfig
 from workbench.errors import UnsupportedModelError
 from workbench.loading.weights import WeightRule
@@ -76,6 +79,7 @@ class Family:
         tied: (output, input) embedding names, which must be equal where the configuration ties them.
         unties: the configuration says nothing of ties: an output embedding that differs from the input's counts.
         copies: name -> the tensor that it repeats wherever both are there.
+        computed: name -> what a tensor that the model computes itself must hold, from its shape.
     """
 
     architectures: Mapping[str, str | tuple[str, ...]]
@@ -87,6 +91,7 @@ class Family:
     harmless_tensors: tuple[str, ...] = ()
     unties: bool = False
     copies: Mapping[str, str] = field(default_factory=dict)
+    computed: Mapping[str, Callable[[torch.Size], Tensor]] = field(default_factory=dict)
 
     def headed(self, model_type: str) -> tuple[str, ...]:
         """The classes of a model type that carry the language-model head."""

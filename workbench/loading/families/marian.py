@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from workbench.components.positions import sinusoidal_table
 from workbench.config import TransformerConfig
 from workbench.loading.families.common import ANY, ConfigAttributes, Family, Harmless
 from workbench.loading.weights import (
@@ -132,6 +134,11 @@ WEIGHT_RULES = (
     WeightRule("final_logits_bias", "unembed.b_U", _one_row),
 )
 
+
+def _sinusoids(shape: torch.Size) -> Tensor:
+    return sinusoidal_table(shape[0], shape[1], halves=True)
+
+
 FAMILY = Family(
     architectures={"marian": "MarianMTModel"},
     base_models={"marian": "MarianModel"},
@@ -140,5 +147,5 @@ FAMILY = Family(
     base_prefix="model.",
     tied=("lm_head.weight", "shared.weight"),
     copies=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
-    harmless_tensors=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),  # sinusoids
+    computed=dict.fromkeys(("encoder.embed_positions.weight", "decoder.embed_positions.weight"), _sinusoids),
 )

@@ -10,7 +10,7 @@ import torch
 from transformers import MarianConfig, MarianModel, MarianMTModel, PreTrainedModel
 
 from workbench import HookedTransformer, TransformerConfig
-from workbench.errors import UnsupportedModelError
+from workbench.errors import CorruptWeightsError, UnsupportedModelError
 from workbench.loading.families import marian
 
 _MARIAN: dict[str, Any] = {
@@ -47,6 +47,16 @@ def test_parity(case: str, check_family: Callable[..., HookedTransformer]) -> No
     kind, config = CASES[case]
     model = check_family(kind, config)
     assert model.cfg.use_unembed == ("head" not in case)
+
+
+def test_positions_that_are_no_sinusoids_are_refused(build_random: Callable[..., PreTrainedModel]) -> None:
+    """They would be computed, and the checkpoint's table never read."""
+    kind, config = CASES["marian"]
+    model = build_random(kind, config, 0.3)
+    with torch.no_grad():
+        model.model.encoder.embed_positions.weight[3, 5] += 0.5
+    with pytest.raises(CorruptWeightsError, match="encoder.embed_positions.weight is not the table"):
+        HookedTransformer.from_pretrained(model)
 
 
 # As published, attribute by attribute.
