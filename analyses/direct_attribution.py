@@ -130,6 +130,7 @@ class _Parts:
 
     def __init__(self, model: Any, prompts: PromptSet) -> None:
         self.model, self.prompts = model, prompts
+        assert prompts.foil is not None
         device = model.cfg.device
         self.rows = prompts.rows.to(device)  # [prompt, 1]
         target, foil = prompts.target.to(device), prompts.foil.to(device)

@@ -138,7 +138,7 @@ class KVCache:
         if bool((started & ~new_real).any()):
             raise ValueError("with a kv_cache pads must come before the first real token of a row: pad on the left")
 
-    def claim(self, model: nn.Module) -> None:
+    def claim(self, model: Any) -> None:
         """Refuses, once it holds something, any model but the one that put it there."""
         if len(self) and self._owner is not None and self._owner() is not model:
             raise ValueError("this kv_cache holds another model's keys and values; start with a new one")
