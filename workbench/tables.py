@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.errors import WorkbenchError
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNPRINTED = {"prefix_matching_latest", "prefix_matching_per_entry", "relative_entropy", "key_concentration"}
+
+
+class Table(NamedTuple):
+    """What ``print_table`` takes: titles of columns, the rows' cells, and which columns are aligned on the right."""
+
+    titles: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[str] = ()
 
 
 def scores_to_print(frame: pd.DataFrame, scores: Sequence[str], sort: str | None) -> list[str]:
@@ -30,14 +38,15 @@ def scores_to_print(frame: pd.DataFrame, scores: Sequence[str], sort: str | None
     return [first, *(score for score in known if score not in UNPRINTED | {first})]
 
 
-def print_heads(frame: pd.DataFrame, titles: Mapping[str, str], n: int) -> None:
+def heads_table(frame: pd.DataFrame, titles: Mapping[str, str], n: int) -> Table:
     """The ``n`` heads with the largest values of the first score; ``titles`` are the scores' columns, in order."""
     frame = frame.sort_values(next(iter(titles)), ascending=False, kind="stable").head(n)
-    rows = [
-        (f"L{row['layer']:.0f}H{row['head']:.0f}", *(_number(row[score]) for score in titles))
-        for _, row in frame.iterrows()
-    ]
-    print_table(("Head", *titles.values()), rows, right=list(titles.values()))
+    rows = [(head_name(row), *(number(row[score]) for score in titles)) for _, row in frame.iterrows()]
+    return Table(("Head", *titles.values()), rows, right=list(titles.values()))
+
+
+def head_name(row: pd.Series) -> str:
+    return f"L{row['layer']:.0f}H{row['head']:.0f}"
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
@@ -60,5 +69,5 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Seq
     sys.stdout.write(printed.get())
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:z.3f}"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from workbench import cli, tables
+from workbench import cli, commands, tables
 from workbench.analyses import HeadStatistics, load_result
 from workbench.analyses.inputs import read_text
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
@@ -370,7 +370,7 @@ def test_a_folder_in_the_place_of_a_file_moves_nothing(refused: Refused, tmp_pat
 
 
 def test_a_missing_extra_says_how_to_install_it(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
     assert "pip install 'attention-workbench[app]'" in refused("app", out=False)
 
 
@@ -426,6 +426,14 @@ def test_a_bug_is_no_user_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         ["heads", "demo", "--random", "--ablate", "3"],
         ["heads", "demo", "--prompt", "a", "--out", ""],
         ["heads", "demo", "--text", ""],
+        ["lens", "demo"],
+        ["lens", "demo", "--random"],
+        ["attribute", "demo"],
+        ["attribute", "demo", "--task", "nonsense"],
+        ["attribute", "demo", "--task", "facts", "--prompts", "file"],
+        ["attribute", "demo", "--prompts", ""],
+        ["prune", "demo", "--task", "facts", "--n-prompts", "0"],
+        ["prune", "demo", "--task", "facts", "--tokens"],
         ["app", "--port", "99999"],
     ],
     ids=" ".join,
