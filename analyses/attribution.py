@@ -85,7 +85,7 @@ class AttributionAgreement(Result):
         n, named = len(baseline), self.settings["verdict_measure"]
         lines = [
             self.provenance.sentence(),
-            f"Baseline {metric}: {baseline.mean():.3f} {self.settings['unit']}, mean over {n} prompts.",
+            f"Baseline {metric}: {baseline.mean():.3f} {self.settings['unit']}, mean over {n} prompt{'s' * (n > 1)}.",
             *(self._agreement_in_words(ablation) for ablation in self.ablations),
         ]
         if self.settings["untested"]:

@@ -92,7 +92,7 @@ class HeadPruning(Result):
             self.provenance.sentence(),
             f"{self.settings['metric'].replace('_', ' ').capitalize()} with all {n_heads} heads {curve[0, -1]:.3f}, "
             f"with none {curve[0, 0]:.3f} {unit} ({better} is better; {self.settings['ablation']} ablation, "
-            f"mean over the {len(self['all_heads'])} prompts of the second half).",
+            f"mean over the second half of the prompts, n = {len(self['all_heads'])}).",
             f"{'ranking':<24}{'area':>9}{'95 % interval':>20}  heads for 90 % of the way",
         ]
         for row, name in enumerate(self.rankings):

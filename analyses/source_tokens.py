@@ -55,10 +55,12 @@ class SourceAttribution(Result):
             interval = f" [{low:+.2f}, {high:+.2f}]" if np.isfinite(low) else ""
             partial = self["partial_tau"][row, 0]
             given = f"; given position {partial:+.2f}" if np.isfinite(partial) else ""
-            lines.append(
-                f"τ of {name.replace('_', ' ')} with the size of the knock-out's effect: {self['tau'][row, 0]:+.2f}"
-                f"{interval}{given} (p {self['tau_p_adjusted'][row, 0]:.3f}, n = {n})."
-            )
+            what = f"τ of {name.replace('_', ' ')} with the size of the knock-out's effect"
+            if not np.isfinite(self["tau"][row, 0]):
+                lines.append(f"{what}: none, as it ranks no source of these prompts.")
+                continue
+            p = self["tau_p_adjusted"][row, 0]
+            lines.append(f"{what}: {self['tau'][row, 0]:+.2f}{interval}{given} (p {p:.3f}, n = {n}).")
         rankings = zip(
             self.coordinates["ranking"], self["comprehensiveness_aopc"], self["sufficiency_aopc"], strict=True
         )
