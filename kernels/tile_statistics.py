@@ -70,7 +70,7 @@ class _SharedRows:
     block: RowBlock
     tiles: list[_SharedTile]
     heads: list[slice]  # the key/value heads that are taken together
-    key_blocks: range  # from the first that is visible, or the first of its period, to the last
+    key_blocks: slice  # from the first that is visible, or the first of its period, to the last
     n_behind: int  # how many of the key blocks, the first ones, do not lie ahead of the first row
 
 
@@ -130,7 +130,7 @@ class _TilePass:
         scratch = self._tiling.buffer(self._grid), self._tiling.buffer(self._grid)
         for block in self.pieces[index]:
             rows = self._shared(block)
-            edges = self._edges[:, rows.key_blocks.start : rows.key_blocks.stop]
+            edges = self._edges[:, rows.key_blocks]
             for heads in rows.heads:
                 place = block.place(heads)
                 shifts = self._normaliser.parts(place)
@@ -160,7 +160,7 @@ class _TilePass:
             distances = position - columns[0], mask.distance(row, columns[1][:, None, None])
             key_blocks = slice(grid.index(span.start) - first, grid.index(span.stop - 1) + 1 - first)
             tiles.append(_SharedTile(span, key_blocks, tiling.hidden(block, span, HIDDEN), *distances, here))
-        all_blocks = range(first, first + (tiles[-1].key_blocks.stop if tiles else 0))
+        all_blocks = slice(first, first + (tiles[-1].key_blocks.stop if tiles else 0))
         n_behind = grid.index(ahead - 1) + 1 - first if ahead else 0
         return _SharedRows(block, tiles, tiling.heads_at_a_time(spans, grid), all_blocks, max(n_behind, 0))
 
@@ -170,7 +170,7 @@ class _TilePass:
         """Sums over all tiles of a block of rows, [key/value head, .., group · row]; received goes to its place."""
         tiling, block = self._tiling, rows.block
         queries = tiling.block_queries(block, heads)  # [key/value head, d_head, group · row]
-        sums = self._empty_sums(len(queries), queries.shape[2], len(rows.key_blocks))
+        sums = self._empty_sums(len(queries), queries.shape[2], rows.key_blocks.stop - rows.key_blocks.start)
         for tile in rows.tiles:
             t = tiling.scores(block, heads, tile.span, queries, scratch[0])  # [key/value head, key, group · row]
             for shift in shifts:

@@ -72,7 +72,7 @@ def test_the_cpu_script_measures_every_variant():
     )
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if " MB" in line]
-    assert len(rows) == 1 + 3 + 10 + 2 + 1
+    assert len(rows) == 1 + 3 + 10 + 4 + 1
     assert "nan" not in done.stdout
 
 

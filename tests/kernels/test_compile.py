@@ -9,10 +9,13 @@ from workbench.kernels import AttentionMask, StatisticsRequest, attention
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in Triton's interpreter
+@pytest.mark.parametrize("n_threads", [1, 2])  # with one thread the work is not handed to others, so it is compiled
 @pytest.mark.parametrize(
     ("backend", "window"), [("streaming", None), ("streaming", 9), ("triton", None)], ids=["flash", "tiles", "triton"]
 )
-def test_torch_compile_changes_nothing(backend, window):
+def test_torch_compile_changes_nothing(backend, window, n_threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: n_threads)
+    torch.compiler.reset()
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 40, 16, requires_grad=True) for _ in range(3))
 
