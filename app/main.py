@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pandas  # noqa: F401  (complete before threads start: plotly uses it as soon as another thread begins to import it)
 from dash import Dash
 from werkzeug.serving import WSGIRequestHandler, make_server
 

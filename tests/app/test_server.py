@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -40,3 +42,10 @@ def test_foreign_hosts_and_origins_are_refused(headers: dict[str, str], status: 
 def test_the_page_names_nothing_outside() -> None:
     index = create_app().server.test_client().get("/", headers={"Host": "localhost"}).text
     assert "https://" not in index and "http://" not in index.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_no_thread_has_pandas_left_to_import() -> None:
+    """A page that is asked for while the first job's thread imports pandas would find half of it, and fail."""
+    code = "import sys, workbench.app.main; assert hasattr(sys.modules['pandas'], 'Series')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
