@@ -11,6 +11,7 @@ from torch import Tensor
 
 from workbench.analyses.metrics import Metric
 from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, cached, emits_statistics, silent
+from workbench.analyses.support import depends_on_length
 
 Edit = Callable[[Tensor, Any], Tensor]  # (activation [prompt, pos, …] of one intervention, its hook point) → the same
 Head = tuple[int, int]  # layer, head
@@ -37,11 +38,17 @@ class Intervention:
         return Intervention(joined, f"{self.name} + {other.name}")
 
     def first_layer(self, n_layers: int) -> int:
-        """The first layer whose output may differ; the last one where nothing is edited."""
-        layers = [int(name.split(".")[1]) for name in self.edits if name.startswith("blocks.")]
-        if len(layers) < len(self.edits):  # the embedding, or the final norm
-            return 0
-        return min(layers, default=n_layers - 1)
+        """The first layer whose output may differ; the last one where nothing is edited.
+
+        Raises:
+            ValueError: an edit outside the layers, which a run that restarts at one would pass by.
+        """
+        if outside := [name for name in self.edits if not name.startswith("blocks.")]:
+            raise ValueError(
+                f"{outside[0]} lies outside the layers; edit blocks.0.hook_resid_pre for the embedding, or "
+                f"blocks.{n_layers - 1}.hook_resid_post for what is unembedded"
+            )
+        return min((int(name.split(".")[1]) for name in self.edits), default=n_layers - 1)
 
 
 def _in_turn(first: Edit, second: Edit) -> Edit:
@@ -73,8 +80,14 @@ def measure(
         float64 [intervention, prompt], or [intervention, prompt, row] for a metric of each row.
 
     Raises:
-        ValueError: an edit that returns another shape, as its hook point says.
+        ValueError: an edit outside the layers, one that returns another shape, as its hook point says, or prompts of
+            several lengths for a model whose rotations depend on them.
     """
+    if depends_on_length(model) and not bool(prompts.real.all()):
+        raise ValueError(
+            "this model's rotations depend on a prompt's length, so prompts of several lengths cannot share a run; "
+            "measure prompts of one length at a time"
+        )
     n_layers = model.cfg.n_layers
     prompts = prompts.to(model.cfg.device)
     firsts = [intervention.first_layer(n_layers) for intervention in interventions]
