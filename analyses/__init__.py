@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from workbench.analyses.result import Result as Result
     from workbench.analyses.result import ResultFileError as ResultFileError
     from workbench.analyses.result import load_result as load_result
-    from workbench.analyses.sink_tests import SinkInterventions as SinkInterventions
-    from workbench.analyses.sink_tests import sink_interventions as sink_interventions
+    from workbench.analyses.sink_purpose import SinkInterventions as SinkInterventions
+    from workbench.analyses.sink_purpose import sink_interventions as sink_interventions
     from workbench.analyses.sinks import AttentionSinks as AttentionSinks
     from workbench.analyses.sinks import attention_sinks as attention_sinks
     from workbench.analyses.source_tokens import SourceAttribution as SourceAttribution
@@ -76,7 +76,7 @@ _MODULE_OF = {
     "RepeatedTokens": "prompts",
     "Result": "result",
     "ResultFileError": "result",
-    "SinkInterventions": "sink_tests",
+    "SinkInterventions": "sink_purpose",
     "SourceAttribution": "source_tokens",
     "Streaming": "streaming",
     "YearPrompts": "tasks",
@@ -99,7 +99,7 @@ _MODULE_OF = {
     "massive_activations": "massive",
     "read_prompts": "tasks",
     "repeated_random_tokens": "prompts",
-    "sink_interventions": "sink_tests",
+    "sink_interventions": "sink_purpose",
     "source_attribution": "source_tokens",
     "streaming_perplexity": "streaming",
     "subject_verb_agreement": "tasks",

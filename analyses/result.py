@@ -40,7 +40,7 @@ _CLASSES = {
     "integrated_gradients": ("workbench.analyses.token_gradients", "IntegratedGradients"),
     "logit_lens": ("workbench.analyses.lens", "LogitLens"),
     "massive_activations": ("workbench.analyses.massive", "MassiveActivations"),
-    "sink_interventions": ("workbench.analyses.sink_tests", "SinkInterventions"),
+    "sink_interventions": ("workbench.analyses.sink_purpose", "SinkInterventions"),
     "streaming": ("workbench.analyses.streaming", "Streaming"),
     "source_attribution": ("workbench.analyses.source_tokens", "SourceAttribution"),
 }

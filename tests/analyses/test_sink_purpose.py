@@ -15,7 +15,7 @@ from torch import Tensor
 from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import SinkInterventions, load_result, sink_interventions
 from workbench.analyses.edits import cut_edges, replace_contribution
-from workbench.analyses.sink_tests import CONDITIONS, EDITS, _verdict
+from workbench.analyses.sink_purpose import CONDITIONS, EDITS, _verdict
 
 VOCABULARY, N = 32, 44
 CONSTANT, TELLING = 3.0, 2.0  # logits that the second and the third head add
