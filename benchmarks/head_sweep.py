@@ -1,14 +1,17 @@
 """Times the ablation of every head, one at a time, against naive loops: ``python benchmarks/head_sweep.py [MODEL]``.
 
 Zero ablation of attn.hook_z, 16 prompts of 64 random tokens, logit difference at the last position. The naive loops run
-the whole model once a head: run_with_hooks on our model, and on a TransformerLens bridge of the same weights where the
-model is one that transformers can hold. Ratios are of the minima of interleaved runs.
+the whole model once a head with run_with_hooks: our model, and with --bridge a TransformerLens bridge of the same
+weights. Ratios are of the minima of interleaved runs. The bound is the ratio of products of matrices: a sweep that
+restarts at the ablated layer and unembeds one position of each prompt cannot beat it by restarting alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,12 +30,41 @@ def zero_head(head: int, z: Tensor, hook: Any) -> Tensor:
     return z
 
 
+def bridge_of(name: str) -> Any:
+    """A TransformerLens bridge of the weights that transformers reads from the folder of a fetched model."""
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from workbench.loading.sources import KNOWN_MODELS
+
+    logging.disable(logging.WARNING)
+    folder = KNOWN_MODELS[name].path
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return TransformerBridge.boot_transformers(
+        str(folder), hf_model=reference, tokenizer=AutoTokenizer.from_pretrained(folder)
+    )
+
+
+def bound(model: HookedTransformer, n_positions: int) -> float:
+    """Multiplications of the naive loop over those of a sweep that restarts, a head at a time.
+
+    ``n_positions`` are those of a prompt, of which the sweep unembeds one.
+    """
+    cfg = model.cfg
+    block = sum(p.numel() for p in model.blocks[0].parameters() if p.dim() > 1)  # a multiplication each, per position
+    unembedding = cfg.d_model * cfg.d_vocab
+    naive = cfg.n_layers * block + unembedding
+    sweep = (cfg.n_layers + 1) / 2 * block + unembedding / n_positions  # the mean over layers of those still to run
+    return naive / sweep
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--bridge", action="store_true", help="also the loop on a TransformerLens bridge")
     options = parser.parse_args()
     model = HookedTransformer.from_pretrained(options.model)
     generator = torch.Generator().manual_seed(0)
@@ -47,23 +79,27 @@ def main() -> None:
         return measure(model, prompts, [Intervention({name: edit}) for name, edit in edits], metric)
 
     @torch.no_grad()
-    def naive() -> Tensor:
-        runs = [model.run_with_hooks(tokens, fwd_hooks=[edit]) for edit in edits]
-        return torch.stack([metric(logits[:, -1:]) for logits in runs])
+    def naive(runner: Any) -> Tensor:
+        runs = [metric(runner.run_with_hooks(tokens, fwd_hooks=[edit])[:, -1:]) for edit in edits]
+        return torch.stack(runs)
 
-    times: dict[str, list[float]] = {"sweep": [], "naive": []}
+    variants: dict[str, Callable[[], Tensor]] = {"sweep": sweep, "run_with_hooks": partial(naive, model)}
+    if options.bridge:
+        variants["TransformerLens bridge"] = partial(naive, bridge_of(options.model))
+    times = dict.fromkeys(variants, float("inf"))
     values: dict[str, Tensor] = {}
     for _ in range(options.repeats):
-        for name, run in (("sweep", sweep), ("naive", naive)):
+        for name, run in variants.items():
             start = time.perf_counter()
             values[name] = run()
-            times[name].append(time.perf_counter() - start)
-    ratio = min(times["naive"]) / min(times["sweep"])
-    error = (values["sweep"] - values["naive"]).abs().max()
-    print(
-        f"{len(heads)} heads: sweep {min(times['sweep']):.1f} s, naive loop {min(times['naive']):.1f} s, {ratio:.2f} x"
-    )
-    print(f"largest difference {error:.1e} logits")
+            times[name] = min(times[name], time.perf_counter() - start)
+    print(f"{len(heads)} heads, {options.prompts} prompts of {options.tokens} tokens")
+    print(f"restarting and unembedding one position saves at most {bound(model, options.tokens):.2f} x multiplications")
+    for name, seconds in times.items():
+        error = (values[name] - values["sweep"]).abs().max()
+        print(
+            f"{name:<24}{seconds:8.1f} s {seconds / times['sweep']:6.2f} x   difference from sweep {error:.1e} logits"
+        )
 
 
 if __name__ == "__main__":
