@@ -28,21 +28,21 @@ FORMAT, FORMAT_VERSION = "attention-workbench result", 3
 
 # Where each kind of result lives: a file names its kind, never a module.
 _CLASSES = {
-    "attention_sinks": ("workbench.analyses.sinks", "AttentionSinks"),
-    "attribution_agreement": ("workbench.analyses.attribution", "AttributionAgreement"),
-    "attribution_patching": ("workbench.analyses.gradients", "AttributionPatching"),
-    "direct_logit_attribution": ("workbench.analyses.direct_attribution", "DirectLogitAttribution"),
-    "first_token_sinks": ("workbench.analyses.first_token", "FirstTokenSinks"),
-    "head_pattern": ("workbench.analyses.patterns", "HeadPattern"),
-    "head_pruning": ("workbench.analyses.pruning", "HeadPruning"),
-    "head_statistics": ("workbench.analyses.heads", "HeadStatistics"),
-    "induction_heads": ("workbench.analyses.induction", "InductionHeads"),
-    "integrated_gradients": ("workbench.analyses.token_gradients", "IntegratedGradients"),
-    "logit_lens": ("workbench.analyses.lens", "LogitLens"),
-    "massive_activations": ("workbench.analyses.massive", "MassiveActivations"),
-    "sink_interventions": ("workbench.analyses.sink_purpose", "SinkInterventions"),
-    "streaming": ("workbench.analyses.streaming", "Streaming"),
-    "source_attribution": ("workbench.analyses.source_tokens", "SourceAttribution"),
+    "attention_sinks": ("workbench.analyses.sinks.rates", "AttentionSinks"),
+    "attribution_agreement": ("workbench.analyses.attribution.heads", "AttributionAgreement"),
+    "attribution_patching": ("workbench.analyses.attribution.patching", "AttributionPatching"),
+    "direct_logit_attribution": ("workbench.analyses.predictions.direct", "DirectLogitAttribution"),
+    "first_token_sinks": ("workbench.analyses.sinks.first_token", "FirstTokenSinks"),
+    "head_pattern": ("workbench.analyses.attention.patterns", "HeadPattern"),
+    "head_pruning": ("workbench.analyses.attribution.pruning", "HeadPruning"),
+    "head_statistics": ("workbench.analyses.attention.heads", "HeadStatistics"),
+    "induction_heads": ("workbench.analyses.induction.heads", "InductionHeads"),
+    "integrated_gradients": ("workbench.analyses.attribution.token_gradients", "IntegratedGradients"),
+    "logit_lens": ("workbench.analyses.predictions.lens", "LogitLens"),
+    "massive_activations": ("workbench.analyses.sinks.massive", "MassiveActivations"),
+    "sink_interventions": ("workbench.analyses.sinks.purpose", "SinkInterventions"),
+    "streaming": ("workbench.analyses.sinks.streaming", "Streaming"),
+    "source_attribution": ("workbench.analyses.attribution.sources", "SourceAttribution"),
 }
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from workbench import HookedTransformer
-from workbench.analyses.metrics import last_rows, logit_difference
+from workbench.analyses.interventions.metrics import last_rows, logit_difference
+from workbench.analyses.interventions.sweeps import Intervention, measure
 from workbench.analyses.running import Sequences
-from workbench.analyses.sweeps import Intervention, measure
 
 
 def zero_head(head: int, z: Tensor, hook: Any) -> Tensor:

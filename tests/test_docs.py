@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import workbench.analyses
-from workbench.analyses.scores import SCORES
+from workbench.analyses.attention.scores import SCORES
 from workbench.kernels import StatisticsRequest
 from workbench.loading.families import FAMILIES
 from workbench.loading.families.native import MODEL_TYPE

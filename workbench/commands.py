@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.analyses import PromptSet, Result
-    from workbench.analyses.head_evidence import Ablation, MetricName
+    from workbench.analyses.attribution.head_evidence import Ablation, MetricName
 
     Tabulate = Callable[[argparse.Namespace, Result, Mapping[str, pd.DataFrame]], Table]
 
@@ -88,7 +88,7 @@ def induction(options: argparse.Namespace) -> None:
 
 def _heads_left_out(result: Result) -> int:
     """How many heads with the pattern were not ablated, although some were."""
-    from workbench.analyses.scores import reaches
+    from workbench.analyses.attention.scores import reaches
 
     n_with_pattern = int(reaches(result["prefix_matching"], result.settings["pattern_threshold"]).sum())
     return max(0, n_with_pattern - result.settings["n_ablated"]) if result.settings["n_ablated"] else 0

@@ -9,8 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from workbench.analyses import metrics
-from workbench.analyses.metrics import Metric
+from workbench.analyses.interventions import metrics
+from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.running import Sequences
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from workbench import HookedEncoderDecoder, HookedTransformer, MixtureOfExperts, RopeScaling, TransformerConfig
 from workbench.analyses import attention_sinks, head_pattern, head_statistics, induction_heads
-from workbench.analyses.interventions import Ablation, ablated_losses, mean_head_outputs
-from workbench.analyses.scores import SCORES
+from workbench.analyses.attention.scores import SCORES
+from workbench.analyses.interventions.losses import Ablation, ablated_losses, mean_head_outputs
 
 N, WINDOW = 23, 7
 SIZES: dict[str, Any] = dict(n_layers=2, d_model=24, n_heads=4, d_head=6, d_mlp=16, d_vocab=30, n_ctx=64)

@@ -23,8 +23,8 @@ from workbench.analyses import (
     read_prompts,
     subject_verb_agreement,
 )
-from workbench.analyses.metrics import Metric
-from workbench.analyses.sweeps import Intervention, measure
+from workbench.analyses.interventions.metrics import Metric
+from workbench.analyses.interventions.sweeps import Intervention, measure
 from workbench.demo import words
 from workbench.errors import WorkbenchError
 from workbench.loading.sources import KNOWN_MODELS

@@ -1,0 +1,1 @@
+"""Heads that complete A B … A with B: what they read and copy, who feeds them, and what they are needed for."""

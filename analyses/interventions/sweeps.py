@@ -1,0 +1,153 @@
+"""Many interventions on the same prompts, one number each: as fast as the model allows, exact all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.analyses.interventions.metrics import Metric
+from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, cached, emits_statistics, silent
+from workbench.analyses.support import depends_on_length
+
+Edit = Callable[[Tensor, Any], Tensor]  # (activation [prompt, pos, …] of one intervention, its hook point) → the same
+Head = tuple[int, int]  # layer, head
+ROWS_PER_UNEMBEDDING = 1024  # logits of so many positions are held at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Intervention:
+    """What is done to one run of a model. Without edits the model runs as it is.
+
+    Args:
+        edits: hook point → what its activation becomes.
+        name: in tables and figures.
+    """
+
+    edits: Mapping[str, Edit] = field(default_factory=dict)
+    name: str = "none"
+
+    def __or__(self, other: Intervention) -> Intervention:
+        """Both together; where they edit the same hook point, this one goes first."""
+        joined = dict(self.edits)
+        for hook_name, edit in other.edits.items():
+            joined[hook_name] = _in_turn(joined[hook_name], edit) if hook_name in joined else edit
+        return Intervention(joined, f"{self.name} + {other.name}")
+
+    def first_layer(self, n_layers: int) -> int:
+        """The first layer whose output may differ; the last one where nothing is edited.
+
+        Raises:
+            ValueError: an edit outside the layers, which a run that restarts at one would pass by.
+        """
+        if outside := [name for name in self.edits if not name.startswith("blocks.")]:
+            raise ValueError(
+                f"{outside[0]} lies outside the layers; edit blocks.0.hook_resid_pre for the embedding, or "
+                f"blocks.{n_layers - 1}.hook_resid_post for what is unembedded"
+            )
+        return min((int(name.split(".")[1]) for name in self.edits), default=n_layers - 1)
+
+
+def _in_turn(first: Edit, second: Edit) -> Edit:
+    return lambda x, hook: second(first(x, hook), hook)
+
+
+@torch.no_grad()
+def measure(
+    model: Any,
+    prompts: Sequences,
+    interventions: Sequence[Intervention],
+    metric: Metric,
+    *,
+    progress: Progress = silent,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Tensor:
+    """The metric of every prompt under every intervention.
+
+    A HookedTransformer restarts from the residual stream that enters the first edited layer, which changes nothing, as
+    earlier layers do not read edited ones; it runs several interventions as one batch, and unembeds only the positions
+    that the metric reads. Other models run whole.
+
+    Args:
+        prompts: with the positions that ``metric`` reads.
+        progress: called with the fraction done and what was done.
+        cancelled: asked between batches; once true, what has not been measured stays NaN.
+
+    Returns:
+        float64 [intervention, prompt], or [intervention, prompt, row] for a metric of each row.
+
+    Raises:
+        ValueError: an edit outside the layers, one that returns another shape, as its hook point says, or prompts of
+            several lengths for a model whose rotations depend on them.
+    """
+    if depends_on_length(model) and not bool(prompts.real.all()):
+        raise ValueError(
+            "this model's rotations depend on a prompt's length, so prompts of several lengths cannot share a run; "
+            "measure prompts of one length at a time"
+        )
+    n_layers = model.cfg.n_layers
+    prompts = prompts.to(model.cfg.device)
+    firsts = [intervention.first_layer(n_layers) for intervention in interventions]
+    names = {layer: f"blocks.{layer}.hook_resid_pre" for layer in sorted(set(firsts))}
+    restart = cached(model, prompts, list(names.values())) if emits_statistics(model) else None
+    size = 1 if restart is None else max(1, TOKENS_PER_RUN // prompts.tokens.numel())
+    shape = (len(interventions), *metric.shape)
+    values = torch.full(shape, torch.nan, dtype=torch.float64)
+    done = 0
+    for layer, name in names.items():
+        places = [place for place, first in enumerate(firsts) if first == layer]
+        for start in range(0, len(places), size):
+            if cancelled():
+                return values
+            chosen = places[start : start + size]
+            hooks = _hooks([interventions[place] for place in chosen], len(prompts))
+            stream = None if restart is None else restart[name]
+            values[chosen] = _run(model, prompts, len(chosen), layer, stream, hooks, metric).cpu()
+            done += len(chosen)
+            progress(done / len(interventions), f"{done} of {len(interventions)} interventions")
+    return values
+
+
+def _run(
+    model: Any, prompts: Sequences, n: int, layer: int, stream: Tensor | None, hooks: list, metric: Metric
+) -> Tensor:
+    """The metric of ``n`` interventions in one batch, [intervention, prompt, …]."""
+    if stream is None:  # one intervention on the whole model
+        logits = model.run_with_hooks(prompts.tokens, return_type="logits", fwd_hooks=hooks)
+        return metric(_rows(logits, metric.rows))[None]
+    mask = None if bool(prompts.real.all()) else prompts.real.repeat(n, 1)
+    with model.hooks(fwd_hooks=hooks):
+        residual = model(
+            stream.repeat(n, 1, 1), attention_mask=mask, start_at_layer=layer, stop_at_layer=model.cfg.n_layers
+        )
+        found = []
+        for of_one in residual.unflatten(0, (n, -1)):
+            rows = _rows(of_one, metric.rows)  # [prompt, row, d_model]
+            logits = [model.to_logits(some) for some in rows.split(max(1, ROWS_PER_UNEMBEDDING // rows.shape[1]))]
+            found.append(metric(torch.cat(logits)))
+    return torch.stack(found)
+
+
+def _rows(values: Tensor, rows: Tensor) -> Tensor:
+    """values [prompt, pos, width] at rows [prompt, row]."""
+    return values.gather(1, rows[..., None].expand(-1, -1, values.shape[-1]).to(values.device))
+
+
+def _hooks(interventions: Sequence[Intervention], n_prompts: int) -> list[tuple[str, Callable]]:
+    """Hooks for a batch that holds the prompts once per intervention."""
+
+    def editor(hook_name: str) -> Callable:
+        def edit(x: Tensor, hook: Any) -> Tensor:  # [intervention · prompt, …]
+            parts = [
+                intervention.edits[hook_name](part, hook) if hook_name in intervention.edits else part
+                for intervention, part in zip(interventions, x.split(n_prompts), strict=True)
+            ]
+            return torch.cat(parts)
+
+        return edit
+
+    names = dict.fromkeys(name for intervention in interventions for name in intervention.edits)
+    return [(name, editor(name)) for name in names]

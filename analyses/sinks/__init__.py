@@ -1,0 +1,1 @@
+"""Where attention rests when it has nothing to read, what that key is like, and what it is for."""
