@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.attribution.deletion import without_sources
+from workbench.analyses.attribution.flow import MAX_EDGES, attention_flow, n_edges
 from workbench.analyses.attribution.head_evidence import WEIGHTS_PER_RUN, Measure, MetricName, metric_of
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.interventions.sweeps import Intervention, measure
@@ -36,6 +38,10 @@ SOURCE_MEASURES = {
     "rollout": Measure(
         "attention", "share of 1", "rollout", "entry of Π(½ Ā + ½ I) over layers, Ā the mean pattern of a layer's heads"
     ),
+    "flow": Measure(
+        "attention", "share of 1", "flow",
+        "maximum flow from the answer position above the last layer to the token, ½ Ā + ½ I of each layer as capacities",
+    ),
     "gradient_input": Measure(
         "gradient", "", "Σ |x · ∂m/∂x|", "Σ |x · ∂m/∂x| over the elements of what enters the first layer at the token"
     ),
@@ -52,13 +58,13 @@ def observe_sources(
     model: Any, prompts: PromptSet, metric: MetricName, progress: Progress
 ) -> tuple[dict[str, np.ndarray], Tensor]:
     """Every measure of SOURCE_MEASURES at the answer position, [prompt, pos] each, of which those of pads mean nothing;
-    and the probabilities of the next token, float64 [prompt, d_vocab]."""
+    and the probabilities of the next token, float64 [prompt, d_vocab]. Without "flow" where ``flow_is_left_out``."""
     cfg = model.cfg
     size = max(1, WEIGHTS_PER_RUN // (cfg.n_layers * cfg.n_heads * prompts.tokens.shape[1] ** 2))
     parts: list[dict[str, Tensor]] = []
     for places in torch.arange(len(prompts)).split(size):
         some = prompts.subset(places)
-        parts.append(_observe(model, some, metric_of(some, metric)))
+        parts.append(_observe(model, some, metric_of(some, metric), with_flow=not flow_is_left_out(model, prompts)))
         progress(int(places[-1] + 1) / len(prompts), f"attention and gradients of {places[-1] + 1} of {len(prompts)}")
     joined = {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}
     next_token = joined.pop("next_token")
@@ -66,8 +72,14 @@ def observe_sources(
     return {name: x.cpu().numpy() for name, x in joined.items()} | {"recency": -distance.astype(float)}, next_token
 
 
+def flow_is_left_out(model: Any, prompts: PromptSet) -> str:
+    """Why there is no attention flow, "" where there is."""
+    n = n_edges(model.cfg.n_layers, prompts.tokens.shape[1])
+    return f"its graph would have {n:,} edges, above {MAX_EDGES:,}" if n > MAX_EDGES else ""
+
+
 @torch.enable_grad()
-def _observe(model: Any, prompts: PromptSet, metric: Metric) -> dict[str, Tensor]:
+def _observe(model: Any, prompts: PromptSet, metric: Metric, *, with_flow: bool) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
 
     def keep(x: Tensor, hook: Any) -> Tensor:
@@ -86,7 +98,7 @@ def _observe(model: Any, prompts: PromptSet, metric: Metric) -> dict[str, Tensor
     with model.hooks(fwd_hooks=[(first, keep), *hooks]):
         logits = model(batch.tokens, return_type="logits", **arguments)[at, rows[:, 0]][:, None]
     (gradient,) = torch.autograd.grad(metric(logits).sum(), values[first])
-    weights, norms, rolled = [], [], None
+    weights, norms, mixed = [], [], []
     for layer in layers:
         pattern = values[f"blocks.{layer}.attn.hook_pattern"]  # [prompt, head, query, key]
         v = values[f"blocks.{layer}.attn.hook_v"]  # [prompt, key, key/value head, d_head]
@@ -95,10 +107,9 @@ def _observe(model: Any, prompts: PromptSet, metric: Metric) -> dict[str, Tensor
         at_answer = pattern[at, :, rows[:, 0]]  # [prompt, head, key]
         weights.append(at_answer)
         norms.append(torch.einsum("phk,pkhe,hed->pkd", at_answer.to(v.dtype), v, W_O).norm(dim=-1))
-        mixed = 0.5 * pattern.double().mean(dim=1) + 0.5 * torch.eye(pattern.shape[-1], device=device)
-        rolled = mixed if rolled is None else mixed @ rolled
+        mixed.append(0.5 * pattern.double().mean(dim=1) + 0.5 * torch.eye(pattern.shape[-1], device=device))
     stacked = torch.stack(weights, dim=1)  # [prompt, layer, head, key]
-    assert rolled is not None
+    rolled = reduce(lambda below, of_layer: of_layer @ below, mixed)
     return {
         "next_token": logits[:, 0].detach().double().softmax(dim=-1),
         "attention_mean": stacked.mean(dim=(1, 2)),
@@ -106,8 +117,18 @@ def _observe(model: Any, prompts: PromptSet, metric: Metric) -> dict[str, Tensor
         "last_layer": stacked[:, -1].mean(dim=1),
         "value_weighted": torch.stack(norms).mean(dim=0),
         "rollout": rolled[at, rows[:, 0]],
+        **({"flow": _flows(mixed, rows[:, 0].tolist())} if with_flow else {}),
         "gradient_input": (values[first].detach() * gradient).abs().sum(dim=-1),
     }
+
+
+def _flows(mixed: Sequence[Tensor], answers: Sequence[int]) -> Tensor:
+    """The flow to each token between the first and the answer, 0 elsewhere; mixed [prompt, query, key] of each layer."""
+    flows = torch.zeros(mixed[0].shape[:2], dtype=torch.float64)
+    for prompt, answer in enumerate(answers):
+        of_prompt = [of_layer[prompt, : answer + 1, : answer + 1].cpu().numpy() for of_layer in mixed]
+        flows[prompt, 1:answer] = torch.from_numpy(attention_flow(of_prompt, answer, range(1, answer)))
+    return flows
 
 
 def cut_sources(

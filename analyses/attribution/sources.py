@@ -18,6 +18,7 @@ from workbench.analyses.attribution.source_evidence import (
     MAX_TOKENS,
     SOURCE_MEASURES,
     cut_sources,
+    flow_is_left_out,
     observe_sources,
 )
 from workbench.analyses.result import Drawing, Quantity, Result
@@ -67,6 +68,8 @@ class SourceAttribution(Result):
                 continue
             p = self["tau_p_adjusted"][row, 0]
             lines.append(f"{what}: {self['tau'][row, 0]:+.2f}{interval}{given} (p {p:.3f}, n = {n}).")
+        if self.settings["flow_left_out"]:
+            lines.append(f"Attention flow is left out: {self.settings['flow_left_out']}.")
         rankings = zip(
             self.coordinates["ranking"], self["comprehensiveness_aopc"], self["sufficiency_aopc"], strict=True
         )
@@ -189,6 +192,7 @@ def source_attribution(
         provenance=provenance(model, prompts.sequences),
         settings={
             "task": prompts.name, "metric": metric, "n_permutations": n_permutations, "seed": seed,
+            "flow_left_out": flow_is_left_out(model, prompts),
             "tokens": [token_texts(tokenizer, row) for row in rows],
         },
         coordinates={

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 
 from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import load_result
 from workbench.analyses.attribution.deletion import SHARES, first_sources
+from workbench.analyses.attribution.flow import attention_flow
 from workbench.analyses.attribution.sources import SourceAttribution, source_attribution
 from workbench.analyses.tasks import PromptSet
 
@@ -68,6 +70,7 @@ def test_every_measure_is_what_the_weights_say(found: SourceAttribution) -> None
         "last_layer": [nan, (1 + even) / 2, even / 2, even / 2, even / 2, nan],
         "value_weighted": [nan, *[STRENGTH * even] * 4, nan],  # H0 writes nothing
         "rollout": [nan, (1 + even) / 4, even / 4, even / 4, even / 4, nan],
+        "flow": [nan, (1 + even) / 4, even / 4, even / 4, even / 4, nan],  # of one layer, its edge
         # ∂m/∂x of the target's token, and as much of the constant against it: a norm cancels what only scales.
         "gradient_input": [nan, 0, 2 * STRENGTH * even, 0, 0, nan],
         "recency": [nan, -4, -3, -2, -1, nan],
@@ -153,6 +156,9 @@ def test_everything_equals_a_naive_loop(random_model: HookedTransformer) -> None
                 norms[key] += carried.norm() / cfg.n_layers
         np.testing.assert_allclose(found["rollout"][place, 1 : n - 1], rolled[-1, 1:-1], atol=1e-5)
         np.testing.assert_allclose(found["value_weighted"][place, 1 : n - 1], norms[1:-1], rtol=1e-4)
+        patterns = [cache[f"blocks.{layer}.attn.hook_pattern"][0].mean(dim=0) for layer in range(cfg.n_layers)]
+        flows = attention_flow([(x.numpy() + np.eye(n)) / 2 for x in patterns], n - 1, range(1, n - 1))
+        np.testing.assert_allclose(found["flow"][place, 1 : n - 1], flows, atol=1e-5)
         for key in range(1, n - 1):
 
             def hide(scores: torch.Tensor, hook: object, key: int = key) -> torch.Tensor:
@@ -198,6 +204,43 @@ def test_what_cannot_be_ranked_is_refused(random_model: HookedTransformer) -> No
     long = PromptSet(wide, wide.bool(), torch.tensor([1]), torch.tensor([2]), None, "long", "long")
     with pytest.raises(ValueError, match="513 tokens"):
         source_attribution(random_model, long)
+
+
+def test_attention_flow_by_hand() -> None:
+    """Three tokens and two layers: from token 2 up to ½ to token 0, ⅛ to token 1 and ⅜ to itself, and then on."""
+    first = np.array([[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 4, 1 / 4, 1 / 2]])
+    second = np.array([[1, 0, 0], [1 / 4, 3 / 4, 0], [1 / 2, 1 / 8, 3 / 8]])
+    # To 0: 1/2 through 0, 1/8 through 1, and through 2 no more than its 1/4; to 1: 1/8 and 1/4; to 2 all of 3/8.
+    assert attention_flow([first, second], 2, range(3)).tolist() == [7 / 8, 3 / 8, 3 / 8]
+    assert attention_flow([first], 2, range(3)).tolist() == first[2].tolist()
+
+
+def test_attention_flow_is_the_optimum_of_the_linear_programme() -> None:
+    """Flows on edges within their capacities, as much into a node as out of it, as much as possible into the key."""
+    rng = np.random.default_rng(0)
+    patterns = np.tril(rng.random((3, 4, 4)) ** 3)
+    mixed = patterns / patterns.sum(axis=2, keepdims=True) / 2 + np.eye(4) / 2
+    edges = [(layer, i, j) for layer in range(3) for i in range(4) for j in range(i + 1)]
+    inner = [(above, node) for above in (1, 2) for node in range(4)]
+    balance = [
+        [(layer == above - 1 and i == node) - (layer == above and j == node) for layer, i, j in edges]
+        for above, node in inner
+    ]
+    for key in range(4):
+        used = [(layer < 2 or i == 3) and (layer > 0 or j == key) for layer, i, j in edges]
+        bounds = [(0, mixed[edge] if use else 0) for edge, use in zip(edges, used, strict=True)]
+        into_key = [-float(layer == 0 and j == key) for layer, _, j in edges]
+        best = scipy.optimize.linprog(into_key, A_eq=np.array(balance, float), b_eq=np.zeros(8), bounds=bounds)
+        assert attention_flow(list(mixed), 3, [key])[0] == pytest.approx(-best.fun, abs=1e-6)
+
+
+def test_flow_is_left_out_where_its_graph_is_too_large(
+    random_model: HookedTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.analyses.attribution.source_evidence.MAX_EDGES", 3 * 9 * 10 // 2 - 1)
+    found = source_attribution(random_model, random_prompts(2), n_permutations=9)
+    assert "flow" not in found and "flow" not in found.measures
+    assert "Attention flow is left out: its graph would have 135 edges, above 134." in found.summary()
 
 
 def test_a_measure_that_says_nothing_is_at_its_null() -> None:
