@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from workbench.analyses.attention.heads import head_statistics as head_statistics
     from workbench.analyses.attention.patterns import HeadPattern as HeadPattern
     from workbench.analyses.attention.patterns import head_pattern as head_pattern
+    from workbench.analyses.attention.zoo import HeadZoo as HeadZoo
+    from workbench.analyses.attention.zoo import head_zoo as head_zoo
     from workbench.analyses.attribution.heads import AttributionAgreement as AttributionAgreement
     from workbench.analyses.attribution.heads import attribution_agreement as attribution_agreement
     from workbench.analyses.attribution.patching import AttributionPatching as AttributionPatching
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from workbench.analyses.prompts import RepeatedTokens as RepeatedTokens
     from workbench.analyses.prompts import chunked_text as chunked_text
     from workbench.analyses.prompts import repeated_random_tokens as repeated_random_tokens
+    from workbench.analyses.predictions.without import SwitchedOff as SwitchedOff
+    from workbench.analyses.predictions.without import what_if as what_if
     from workbench.analyses.result import Provenance as Provenance
     from workbench.analyses.result import Quantity as Quantity
     from workbench.analyses.result import Result as Result
@@ -65,6 +69,7 @@ _MODULE_OF = {
     "HeadPattern": "attention.patterns",
     "HeadPruning": "attribution.pruning",
     "HeadStatistics": "attention.heads",
+    "HeadZoo": "attention.zoo",
     "InductionHeads": "induction.heads",
     "IntegratedGradients": "attribution.token_gradients",
     "LogitLens": "predictions.lens",
@@ -79,6 +84,7 @@ _MODULE_OF = {
     "SinkInterventions": "sinks.purpose",
     "SourceAttribution": "attribution.sources",
     "Streaming": "sinks.streaming",
+    "SwitchedOff": "predictions.without",
     "YearPrompts": "tasks",
     "attention_sinks": "sinks.rates",
     "attribution_agreement": "attribution.heads",
@@ -91,6 +97,7 @@ _MODULE_OF = {
     "head_pattern": "attention.patterns",
     "head_pruning": "attribution.pruning",
     "head_statistics": "attention.heads",
+    "head_zoo": "attention.zoo",
     "indirect_objects": "tasks",
     "induction_heads": "induction.heads",
     "integrated_gradients": "attribution.token_gradients",
@@ -103,6 +110,7 @@ _MODULE_OF = {
     "source_attribution": "attribution.sources",
     "streaming_perplexity": "sinks.streaming",
     "subject_verb_agreement": "tasks",
+    "what_if": "predictions.without",
 }
 __all__ = list(_MODULE_OF)
 

@@ -36,12 +36,14 @@ _CLASSES = {
     "head_pattern": ("workbench.analyses.attention.patterns", "HeadPattern"),
     "head_pruning": ("workbench.analyses.attribution.pruning", "HeadPruning"),
     "head_statistics": ("workbench.analyses.attention.heads", "HeadStatistics"),
+    "head_zoo": ("workbench.analyses.attention.zoo", "HeadZoo"),
     "induction_heads": ("workbench.analyses.induction.heads", "InductionHeads"),
     "integrated_gradients": ("workbench.analyses.attribution.token_gradients", "IntegratedGradients"),
     "logit_lens": ("workbench.analyses.predictions.lens", "LogitLens"),
     "massive_activations": ("workbench.analyses.sinks.massive", "MassiveActivations"),
     "sink_interventions": ("workbench.analyses.sinks.purpose", "SinkInterventions"),
     "streaming": ("workbench.analyses.sinks.streaming", "Streaming"),
+    "switched_off": ("workbench.analyses.predictions.without", "SwitchedOff"),
     "source_attribution": ("workbench.analyses.attribution.sources", "SourceAttribution"),
 }
 

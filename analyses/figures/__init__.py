@@ -20,6 +20,7 @@ from workbench.analyses.figures.heads import effects as effects
 from workbench.analyses.figures.heads import head_map as head_map
 from workbench.analyses.figures.heads import head_scatter as head_scatter
 from workbench.analyses.figures.lens import lens_map as lens_map
+from workbench.analyses.figures.lens import paired_bars as paired_bars
 from workbench.analyses.figures.pattern import pattern_map as pattern_map
 from workbench.analyses.figures.positions import curves as curves
 from workbench.analyses.figures.positions import position_bars as position_bars
@@ -34,3 +35,5 @@ from workbench.analyses.figures.style import axis_label as axis_label
 from workbench.analyses.figures.style import show_controls as show_controls
 from workbench.analyses.figures.style import show_token as show_token
 from workbench.analyses.figures.style import token_labels as token_labels
+from workbench.analyses.figures.zoo import head_kinds as head_kinds
+from workbench.analyses.figures.zoo import head_pairs as head_pairs
