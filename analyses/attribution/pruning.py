@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from workbench.analyses.attention.scores import measure_heads
 from workbench.analyses.attribution.agreement import mean_interval
-from workbench.analyses.attribution.head_evidence import MetricName, metric_of
-from workbench.analyses.attribution.patching import check_choice, gradients_at, pieces, some_of
-from workbench.analyses.interventions.edits import mean_outputs, replace_head
-from workbench.analyses.interventions.metrics import Metric, token_losses
+from workbench.analyses.attribution.head_evidence import MetricName
+from workbench.analyses.attribution.patching import check_choice
+from workbench.analyses.attribution.rankings import (
+    BUILT_IN,
+    RANDOM,
+    Ablation,
+    built_in_rankings,
+    checked_rankings,
+    data_metric,
+    halves_of,
+    order_of,
+    read_data,
+    replacements,
+    sequences_of,
+    without_heads,
+)
+from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.interventions.sweeps import Intervention, measure
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model
 from workbench.analyses.tasks import PromptSet
 
-Ablation = Literal["mean", "zero"]
-Data = PromptSet | Sequences
-
 N_COUNTS = 13  # points of a curve, both ends among them
-RANDOM = "random"
-_BUILT_IN = {
-    "max weight": "largest weight on a token, mean over queries",
-    "off the first token": "1 − weight on the first token, mean over queries",
-    "prefix matching": "weight on what followed earlier occurrences of the token, mean over the queries that have one",
-    "ablation effect": "|mean change of the metric| when the head alone is ablated",
-    "gradient": "|Σ z · ∂metric/∂z| of a prompt, mean over prompts",
-}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -165,21 +165,21 @@ def head_pruning(
     check_choice("ablation", ablation, get_args(Ablation))
     if n_random < 2:
         raise ValueError(f"n_random must be at least 2 to make a band, got {n_random}")
-    data = prompts if isinstance(prompts, PromptSet) else _scorable(Sequences.read(model, prompts, attention_mask))
-    seen, unseen = _halves(data, seed)
-    scores = _checked(model, rankings or {})
-    outputs = _replacements(model, _sequences(seen), ablation)
-    scores = _rankings(model, seen, metric, outputs, lambda x, what: progress(0.4 * x, what)) | scores
-    orders = {name: [_order(score)] for name, score in scores.items()}
+    data = read_data(model, prompts, attention_mask)
+    seen, unseen = halves_of(data, seed)
+    scores = checked_rankings(model, rankings or {})
+    outputs = replacements(model, sequences_of(seen), ablation)
+    scores = built_in_rankings(model, seen, metric, outputs, lambda x, what: progress(0.4 * x, what)) | scores
+    orders = {name: [order_of(score)] for name, score in scores.items()}
     rng = np.random.default_rng(seed)
     orders[RANDOM] = [rng.permutation(model.cfg.n_layers * model.cfg.n_heads) for _ in range(n_random)]
     kept = np.unique(np.linspace(0, model.cfg.n_layers * model.cfg.n_heads, N_COUNTS).round().astype(int))
-    chosen = _metric(unseen, metric)
+    chosen = data_metric(unseen, metric)
     interventions = [
-        _keep_only(model, order[:n], outputs) for of_one in orders.values() for order in of_one for n in kept[:-1]
+        without_heads(model, order[n:], outputs) for of_one in orders.values() for order in of_one for n in kept[:-1]
     ]
     values = measure(
-        model, _sequences(unseen), [Intervention(), *interventions], chosen,
+        model, sequences_of(unseen), [Intervention(), *interventions], chosen,
         progress=lambda x, what: progress(0.4 + 0.6 * x, what),
     ).numpy()  # fmt: skip
     curves = values[1:].reshape(-1, len(kept) - 1, len(unseen))
@@ -187,7 +187,7 @@ def head_pruning(
     curves = np.concatenate((curves, whole), axis=1)  # [order, kept, prompt]
     return HeadPruning(
         quantities=_quantities(curves, kept, scores, values[0], n_random, chosen, seed),
-        provenance=provenance(model, _sequences(data)),
+        provenance=provenance(model, sequences_of(data)),
         settings={
             "prompts": data.name if isinstance(data, PromptSet) else "tokens", "metric": chosen.name,
             "unit": chosen.unit, "lower_is_better": isinstance(data, Sequences), "ablation": ablation,
@@ -197,114 +197,6 @@ def head_pruning(
             "ranking": [*scores, RANDOM], "kept": kept.tolist(), "ranking_with_scores": list(scores),
         },
     )  # fmt: skip
-
-
-def _scorable(sequences: Sequences) -> Sequences:
-    if int(sequences.lengths.min()) < 2:
-        raise ValueError("every sequence needs two tokens, or there is none to predict; leave the shorter ones out")
-    return sequences
-
-
-def _sequences(data: Data) -> Sequences:
-    return data.sequences if isinstance(data, PromptSet) else data
-
-
-def _halves(data: Data, seed: int) -> tuple[Data, Data]:
-    if isinstance(data, PromptSet):
-        return data.halves(seed)
-    if len(data) < 2:
-        raise ValueError("one text has no two halves; pass several, such as those of chunked_text")
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
-    middle = (len(data) + 1) // 2
-    return some_of(data, order[:middle].sort().values), some_of(data, order[middle:].sort().values)
-
-
-def _metric(data: Data, name: MetricName) -> Metric:
-    if isinstance(data, PromptSet):
-        return metric_of(data, name)
-    rows = torch.arange(data.tokens.shape[1] - 1).repeat(len(data), 1)
-    losses, real = token_losses(data.tokens, rows), data.real[:, 1:]
-
-    def score(logits: Tensor) -> Tensor:
-        of_rows = losses.score(logits)
-        return (of_rows * real.to(of_rows)).sum(dim=1) / real.sum(dim=1).to(of_rows)
-
-    return Metric("loss", "nats per token", rows, score)
-
-
-def _checked(model: Any, rankings: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    shape = (model.cfg.n_layers, model.cfg.n_heads)
-    found = {name: np.asarray(score, dtype=float) for name, score in rankings.items()}
-    for name, score in found.items():
-        if score.shape != shape or not np.isfinite(score).all():
-            raise ValueError(f"ranking {name!r} must hold a number for each head, {list(shape)}; got {score.shape}")
-        if name in _BUILT_IN or name == RANDOM:
-            raise ValueError(f"ranking {name!r} is one that is made here; give yours another name")
-    return found
-
-
-def _replacements(model: Any, reference: Sequences, ablation: Ablation) -> list[Tensor]:
-    """What z becomes in each layer, [1, n_heads, d_head]."""
-    cfg = model.cfg
-    if ablation == "zero":
-        return [torch.zeros(1, cfg.n_heads, cfg.d_head, dtype=cfg.dtype, device=cfg.device)] * cfg.n_layers
-    names = [f"blocks.{layer}.attn.hook_z" for layer in range(cfg.n_layers)]
-    means = mean_outputs(model, reference, names)
-    return [means[name] for name in names]
-
-
-def _rankings(
-    model: Any, data: Data, metric: MetricName, outputs: Sequence[Tensor], progress: Progress
-) -> dict[str, np.ndarray]:
-    """The built-in rankings, score [layer, head] each."""
-    sequences, cfg = _sequences(data), model.cfg
-    scores = measure_heads(model, sequences, 1, silent).scores
-    found = {
-        "max weight": scores["max_weight"].mean,
-        "off the first token": 1 - scores["sink_mass"].mean,
-        "prefix matching": scores["prefix_matching"].mean,
-    }
-    found = {name: score for name, score in found.items() if np.isfinite(score).all()}
-    ablated = [
-        replace_head(layer, head, outputs[layer][:, head])
-        for layer in range(cfg.n_layers)
-        for head in range(cfg.n_heads)
-    ]
-    values = measure(model, sequences, [Intervention(), *ablated], _metric(data, metric), progress=progress).numpy()
-    effects = (values[1:] - values[0]).mean(axis=1).reshape(cfg.n_layers, cfg.n_heads)
-    return found | {"ablation effect": np.abs(effects), "gradient": _by_gradient(model, data, metric)}
-
-
-def _by_gradient(model: Any, data: Data, metric: MetricName) -> np.ndarray:
-    """|Σ z · ∂metric/∂z| over positions, mean over prompts, [layer, head]."""
-    names = [f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)]
-    parts = []
-    for places in pieces(len(data), _sequences(data).tokens.shape[1]):
-        some = data.subset(places) if isinstance(data, PromptSet) else some_of(data, places)
-        values, gradients, _ = gradients_at(model, _sequences(some), _metric(some, metric), names)
-        products = [(values[name].double() * gradients[name].double()).sum(dim=(1, 3)) for name in names]
-        parts.append(torch.stack(products, dim=1).abs())
-    return torch.cat(parts).mean(dim=0).cpu().numpy()
-
-
-def _order(score: np.ndarray) -> np.ndarray:
-    """Heads as numbers, layer · n_heads + head, the largest score first; ties to the lower head."""
-    return np.argsort(-score, axis=None, kind="stable")
-
-
-def _keep_only(model: Any, heads: np.ndarray, outputs: Sequence[Tensor]) -> Intervention:
-    """All heads but these ablated."""
-    cfg = model.cfg
-    kept = torch.zeros(cfg.n_layers * cfg.n_heads, dtype=torch.bool)
-    kept[torch.from_numpy(heads)] = True
-    edits = {}
-    for layer, of_layer in enumerate(kept.view(cfg.n_layers, cfg.n_heads)):
-
-        def edit(z: Tensor, hook: Any, of_layer: Tensor = of_layer, output: Tensor = outputs[layer]) -> Tensor:
-            return torch.where(of_layer.to(z.device)[:, None], z, output)  # [prompt, pos, n_heads, d_head]
-
-        edits[f"blocks.{layer}.attn.hook_z"] = edit
-    return Intervention(edits, f"{len(heads)} heads")
 
 
 def _quantities(
@@ -329,6 +221,6 @@ def _quantities(
         "all_heads": Quantity(whole, ("prompt",), unit, f"{metric.name} of the model as it is"),
         "score": Quantity(
             np.stack(list(scores.values())), ("ranking_with_scores", "layer", "head"), "",
-            "what heads are ranked by: " + "; ".join(f"{name}: {_BUILT_IN.get(name, 'as passed')}" for name in scores),
+            "what heads are ranked by: " + "; ".join(f"{name}: {BUILT_IN.get(name, 'as passed')}" for name in scores),
         ),
     }  # fmt: skip

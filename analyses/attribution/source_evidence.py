@@ -40,7 +40,7 @@ SOURCE_MEASURES = {
     ),
     "flow": Measure(
         "attention", "share of 1", "flow",
-        "maximum flow from the answer position above the last layer to the token, ½ Ā + ½ I of each layer as capacities",
+        "maximum flow from above the last layer at the answer to the token, ½ Ā + ½ I of each layer as capacities",
     ),
     "gradient_input": Measure(
         "gradient", "", "Σ |x · ∂m/∂x|", "Σ |x · ∂m/∂x| over the elements of what enters the first layer at the token"
@@ -123,7 +123,7 @@ def _observe(model: Any, prompts: PromptSet, metric: Metric, *, with_flow: bool)
 
 
 def _flows(mixed: Sequence[Tensor], answers: Sequence[int]) -> Tensor:
-    """The flow to each token between the first and the answer, 0 elsewhere; mixed [prompt, query, key] of each layer."""
+    """The flow to each token between first and answer, 0 elsewhere; mixed [prompt, query, key] of each layer."""
     flows = torch.zeros(mixed[0].shape[:2], dtype=torch.float64)
     for prompt, answer in enumerate(answers):
         of_prompt = [of_layer[prompt, : answer + 1, : answer + 1].cpu().numpy() for of_layer in mixed]
