@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.attention.scores import reaches
-from workbench.analyses.interventions.losses import Ablation, Head, ablated_losses, mean_head_outputs
+from workbench.analyses.interventions.edits import mean_outputs, replace_head, together
+from workbench.analyses.interventions.metrics import losses_of
+from workbench.analyses.interventions.sweeps import Head, Intervention, measure
 from workbench.analyses.prompts import RepeatedTokens
 from workbench.analyses.result import Quantity
-from workbench.analyses.running import Progress
+from workbench.analyses.running import Progress, Sequences
 
 LEAST_EFFECT = 0.01  # nats per token; a smaller change of the loss is none, whatever the controls do
 
@@ -24,12 +27,10 @@ class Repetition:
 
     Args:
         others: sequences of the same kind, whose mean outputs replace those of ablated heads.
-        losses: [sequence, pos], the model's own on ``prompts``.
     """
 
     prompts: RepeatedTokens
     others: RepeatedTokens
-    losses: Tensor
 
 
 def ablation_check(
@@ -49,7 +50,6 @@ def ablation_check(
     Returns:
         The names of the ablated heads, and the quantities along the axis "ablated".
     """
-    prompts, rows = repetition.prompts, repetition.prompts.predictable
     has_pattern = reaches(scores, threshold)
     candidates = highest(scores, n_candidates)
     group = highest(scores, int(has_pattern.sum()))
@@ -59,12 +59,10 @@ def ablation_check(
     ablated = candidates + control_heads(tested, allowed, seed)
     is_control = np.arange(len(ablated)) >= len(candidates)
     without = [[peer for peer in group if peer != head] for head in tested]
-    means = mean_head_outputs(model, repetition.others.tokens, sorted({layer for layer, _ in ablated + group}))
-    with_means = [*([head] for head in ablated), group, *without]
-    ablations = [Ablation(heads, means) for heads in with_means] + [Ablation([head]) for head in ablated]
-    losses = ablated_losses(model, prompts.tokens, rows, ablations, progress)
-    change = torch.where(rows, losses - repetition.losses, 0.0).sum(dim=2) / rows.sum(dim=1)
-    effects = change.numpy()  # of the mean loss of the predictable tokens, float64 [ablation, sequence]
+    means = mean_z(model, repetition.others, sorted({layer for layer, _ in ablated + group}))
+    by_mean = [without_heads(heads, means) for heads in (*([head] for head in ablated), group, *without)]
+    interventions = [*by_mean, *(replace_head(*head) for head in ablated)]
+    effects = loss_effects(model, repetition.prompts, interventions, progress)
     n = len(ablated)
     mean, mean_error = mean_and_error(effects[:n].T)
     zero, zero_error = mean_and_error(effects[-n:].T)
@@ -93,6 +91,30 @@ def ablation_check(
 
 _REPLACED = "change of the repeated tokens' loss when the head's output is replaced by"
 _UNIT = "nats per token"
+
+
+def mean_z(model: Any, others: RepeatedTokens, layers: Sequence[int]) -> Mapping[int, Tensor]:
+    """Layer → the mean over sequences of every head's output at each position, [pos, n_heads, d_head]."""
+    names = {layer: f"blocks.{layer}.attn.hook_z" for layer in layers}
+    found = mean_outputs(model, Sequences.read(model, others), list(names.values()), by="position")
+    return {layer: found[name] for layer, name in names.items()}
+
+
+def without_heads(heads: Sequence[Head], means: Mapping[int, Tensor]) -> Intervention:
+    """Mean ablation of all these heads; means as of ``mean_z``."""
+    edits = [replace_head(layer, head, means[layer][:, head]) for layer, head in heads]
+    return together(edits, " + ".join(edit.name for edit in edits))
+
+
+def loss_effects(
+    model: Any, prompts: RepeatedTokens, interventions: Sequence[Intervention], progress: Progress
+) -> np.ndarray:
+    """What each intervention does to the mean loss of a sequence's predictable tokens, [intervention, sequence]."""
+    metric, counted = losses_of(prompts.tokens, prompts.predictable)
+    everything = [Intervention(), *interventions]
+    losses = measure(model, Sequences.read(model, prompts), everything, metric, progress=progress)
+    means = torch.where(counted, losses, 0.0).sum(dim=2) / counted.sum(dim=1)
+    return (means[1:] - means[0]).numpy()
 
 
 def _effect(name: str, values: np.ndarray, errors: np.ndarray, definition: str) -> dict[str, Quantity]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from workbench.analyses.attention.scores import SCORES, earlier_occurrences, measure_heads, reaches
 from workbench.analyses.induction.ablation import (
@@ -18,7 +19,8 @@ from workbench.analyses.induction.ablation import (
     highest,
     mean_and_error,
 )
-from workbench.analyses.interventions.losses import Ablation, Head, ablated_losses
+from workbench.analyses.interventions.metrics import losses_of
+from workbench.analyses.interventions.sweeps import Head, Intervention, measure
 from workbench.analyses.labels import INDUCTION_SCORES
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
@@ -234,9 +236,9 @@ def induction_heads(
     quantities["uniform_prefix_matching"] = _uniform_score(sequences)
     everything = torch.ones_like(prompts.tokens, dtype=torch.bool)
     everything[:, 0] = False
-    losses = ablated_losses(model, prompts.tokens, everything, [Ablation()])[0]  # [sequence, pos]
+    losses = measure(model, sequences, [Intervention()], losses_of(prompts.tokens, everything)[0])[0]
     progress(share + 0.1, "loss of every token")
-    quantities |= _loss_quantities(prompts, losses)
+    quantities |= _loss_quantities(prompts, pad(losses, (1, 0), value=torch.nan))
     coordinates: dict[str, Sequence[str | int]] = {"copy": list(range(1, n_copies + 1))}
     chosen = kind | {"seed": seed, "n_ablated": n_ablated, "pattern_threshold": pattern_threshold}
     if n_ablated:
@@ -244,7 +246,7 @@ def induction_heads(
         chosen |= {"replacement_seed": seed + 1, "n_replacement_sequences": n_sequences}
         coordinates["ablated"], found = ablation_check(
             model,
-            Repetition(prompts, others, losses),
+            Repetition(prompts, others),
             scores["prefix_matching"].mean,
             n_candidates=n_ablated,
             threshold=pattern_threshold,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+ROWS_PER_UNEMBEDDING = 1024  # logits of so many positions are held at a time
+
 
 @dataclass(frozen=True, eq=False)
 class Metric:
@@ -19,6 +21,8 @@ class Metric:
         rows: int64 [prompt, row], the positions whose logits are read.
         score: from logits [prompt, row, d_vocab] in float32 or float64 to numbers [prompt] or [prompt, row].
         per_row: whether ``score`` gives one number for each row.
+        score_some: the same for some of the rows, so that the logits of all need not exist at once: from logits
+            [n, d_vocab] and which of the flattened rows they are to numbers [n]; None where ``score`` needs all.
     """
 
     name: str
@@ -26,6 +30,7 @@ class Metric:
     rows: Tensor
     score: Callable[[Tensor], Tensor]
     per_row: bool = False
+    score_some: Callable[[Tensor, slice], Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,7 +39,26 @@ class Metric:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """float64 numbers of logits [prompt, row, d_vocab]."""
-        return self.score(logits if logits.dtype == torch.float64 else logits.float()).double()
+        return self.score(_wide(logits)).double()
+
+    def read(self, values: Tensor, to_logits: Callable[[Tensor], Tensor] = lambda logits: logits) -> Tensor:
+        """float64 numbers of logits at the rows, or of values [prompt, row, width] that ``to_logits`` makes logits of.
+
+        Where the metric can take some rows at a time, no more of their logits exist at once.
+        """
+        parts = values.flatten(0, 1).split(ROWS_PER_UNEMBEDDING)
+        if self.score_some is None:
+            return self(torch.cat([to_logits(part) for part in parts]).unflatten(0, values.shape[:2]))
+        starts = range(0, ROWS_PER_UNEMBEDDING * len(parts), ROWS_PER_UNEMBEDDING)
+        found = [
+            self.score_some(_wide(to_logits(part)), slice(start, start + len(part))).double()
+            for start, part in zip(starts, parts, strict=True)
+        ]
+        return torch.cat(found).view(self.shape)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def last_rows(real: Tensor) -> Tensor:
@@ -63,13 +87,30 @@ def log_probability(target: Tensor, rows: Tensor) -> Metric:
 
 def token_losses(tokens: Tensor, rows: Tensor) -> Metric:
     """Cross-entropy of the token after each row, in nats, one number for each; rows [prompt, row] of tokens."""
-    targets = tokens.gather(1, rows.to(tokens.device) + 1)
+    targets = tokens.gather(1, rows.to(tokens.device) + 1).flatten()
+
+    def score_some(logits: Tensor, which: slice) -> Tensor:
+        return cross_entropy(logits, targets[which].to(logits.device), reduction="none")
 
     def score(logits: Tensor) -> Tensor:
-        losses = cross_entropy(logits.flatten(0, 1), targets.flatten().to(logits.device), reduction="none")
-        return losses.view(rows.shape)
+        return score_some(logits.flatten(0, 1), slice(None)).view(rows.shape)
 
-    return Metric("loss", "nats", rows, score, per_row=True)
+    return Metric("loss", "nats", rows, score, per_row=True, score_some=score_some)
+
+
+def losses_of(tokens: Tensor, wanted: Tensor) -> tuple[Metric, Tensor]:
+    """The losses of the ``wanted`` tokens, bool [prompt, pos], and which of the rows that are read count.
+
+    Each token is predicted at the position before it, so the first of a prompt is never wanted. A prompt with fewer
+    wanted tokens than another fills its rows with the first position, which does not count.
+
+    Returns:
+        The metric, and bool [prompt, row].
+    """
+    n_wanted = wanted.sum(dim=1)
+    order = (~wanted).long().argsort(dim=1, stable=True)[:, : int(n_wanted.max())]
+    counted = torch.arange(order.shape[1], device=wanted.device) < n_wanted[:, None]
+    return token_losses(tokens, torch.where(counted, order - 1, 0)), counted
 
 
 def kl_divergence(clean_logits: Tensor, rows: Tensor) -> Metric:

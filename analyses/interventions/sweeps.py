@@ -15,7 +15,6 @@ from workbench.analyses.support import depends_on_length
 
 Edit = Callable[[Tensor, Any], Tensor]  # (activation [prompt, pos, …] of one intervention, its hook point) → the same
 Head = tuple[int, int]  # layer, head
-ROWS_PER_UNEMBEDDING = 1024  # logits of so many positions are held at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +68,7 @@ def measure(
 
     A HookedTransformer restarts from the residual stream that enters the first edited layer, which changes nothing, as
     earlier layers do not read edited ones; it runs several interventions as one batch, and unembeds only the positions
-    that the metric reads. Other models run whole.
+    that the metric reads, some at a time where the metric allows. Other models run whole.
 
     Args:
         prompts: with the positions that ``metric`` reads.
@@ -117,17 +116,13 @@ def _run(
     """The metric of ``n`` interventions in one batch, [intervention, prompt, …]."""
     if stream is None:  # one intervention on the whole model
         logits = model.run_with_hooks(prompts.tokens, return_type="logits", fwd_hooks=hooks)
-        return metric(_rows(logits, metric.rows))[None]
+        return metric.read(_rows(logits, metric.rows))[None]
     mask = None if bool(prompts.real.all()) else prompts.real.repeat(n, 1)
     with model.hooks(fwd_hooks=hooks):
         residual = model(
             stream.repeat(n, 1, 1), attention_mask=mask, start_at_layer=layer, stop_at_layer=model.cfg.n_layers
         )
-        found = []
-        for of_one in residual.unflatten(0, (n, -1)):
-            rows = _rows(of_one, metric.rows)  # [prompt, row, d_model]
-            logits = [model.to_logits(some) for some in rows.split(max(1, ROWS_PER_UNEMBEDDING // rows.shape[1]))]
-            found.append(metric(torch.cat(logits)))
+        found = [metric.read(_rows(of_one, metric.rows), model.to_logits) for of_one in residual.unflatten(0, (n, -1))]
     return torch.stack(found)
 
 

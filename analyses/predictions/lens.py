@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.interventions.sweeps import ROWS_PER_UNEMBEDDING
+from workbench.analyses.interventions.metrics import ROWS_PER_UNEMBEDDING
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Sequences, cached, provenance
 from workbench.analyses.support import check_model, emits_statistics

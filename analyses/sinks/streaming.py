@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from workbench.analyses.attribution.agreement import mean_interval
-from workbench.analyses.interventions.sweeps import ROWS_PER_UNEMBEDDING
+from workbench.analyses.interventions.metrics import ROWS_PER_UNEMBEDDING
 from workbench.analyses.prompts import DescribedTokens, text_frame
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, provenance, silent

@@ -13,7 +13,10 @@ from torch import Tensor
 from workbench import HookedEncoderDecoder, HookedTransformer, MixtureOfExperts, RopeScaling, TransformerConfig
 from workbench.analyses import attention_sinks, head_pattern, head_statistics, induction_heads
 from workbench.analyses.attention.scores import SCORES
-from workbench.analyses.interventions.losses import Ablation, ablated_losses, mean_head_outputs
+from workbench.analyses.interventions.edits import mean_outputs, replace_head, together
+from workbench.analyses.interventions.metrics import losses_of
+from workbench.analyses.interventions.sweeps import Intervention, measure
+from workbench.analyses.running import Sequences
 
 N, WINDOW = 23, 7
 SIZES: dict[str, Any] = dict(n_layers=2, d_model=24, n_heads=4, d_head=6, d_mlp=16, d_vocab=30, n_ctx=64)
@@ -437,20 +440,17 @@ def test_losses_under_ablation_are_those_of_a_hook(options: dict[str, Any]) -> N
     model, tokens = build(**options), torch.stack(random_tokens(N, N, N))
     rows = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.5
     rows[:, 0] = False
-    means = mean_head_outputs(model, torch.stack(random_tokens(N, N, seed=5)), [0, 1])
-    ablations = [Ablation(), Ablation([(1, 2)]), Ablation([(0, 1)], means), Ablation([(0, 0), (1, 3)])]
-    found = ablated_losses(model, tokens, rows, ablations)
+    others, name = Sequences.read(model, torch.stack(random_tokens(N, N, seed=5))), "blocks.0.attn.hook_z"
+    mean = mean_outputs(model, others, [name], by="position")[name][:, 1]
+    ablations = [
+        Intervention(), replace_head(1, 2), replace_head(0, 1, mean),
+        together([replace_head(0, 0), replace_head(1, 3)], "two"),
+    ]  # fmt: skip
+    metric, counted = losses_of(tokens, rows)
+    found = measure(model, Sequences.read(model, tokens), ablations, metric)
     for ablation, losses in zip(ablations, found, strict=True):
-        hooks = []
-        for layer, head in ablation.heads:
-
-            def edit(
-                z: Tensor, hook: Any, layer: int = layer, head: int = head, ablation: Ablation = ablation
-            ) -> Tensor:
-                z[:, :, head] = 0.0 if ablation.replacement is None else ablation.replacement[layer][:, head]
-                return z
-
-            hooks.append((f"blocks.{layer}.attn.hook_z", edit))
-        expected = model.run_with_hooks(tokens, return_type="loss", loss_per_token=True, fwd_hooks=hooks)
-        np.testing.assert_allclose(losses[:, 1:][rows[:, 1:]], expected[rows[:, 1:]].detach(), atol=1e-9)
-    assert found[rows.expand_as(found)].unique().numel() > 3 * int(rows.sum())
+        expected = model.run_with_hooks(
+            tokens, return_type="loss", loss_per_token=True, fwd_hooks=list(ablation.edits.items())
+        )
+        np.testing.assert_allclose(losses[counted], expected[rows[:, 1:]].detach(), atol=1e-9)
+    assert found[:, counted].unique().numel() > 3 * int(rows.sum())

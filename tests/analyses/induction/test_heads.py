@@ -10,8 +10,16 @@ import torch
 
 from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import InductionHeads, induction_heads, repeated_random_tokens
-from workbench.analyses.induction.ablation import Repetition, ablation_check, control_heads, verdict
-from workbench.analyses.interventions.losses import Ablation, ablated_losses, mean_head_outputs
+from workbench.analyses.induction.ablation import (
+    Repetition,
+    ablation_check,
+    control_heads,
+    loss_effects,
+    mean_z,
+    verdict,
+    without_heads,
+)
+from workbench.analyses.interventions.edits import replace_head
 
 LENGTH = 20
 
@@ -109,42 +117,39 @@ def test_the_feeding_head_costs_as_much_as_the_induction_head(
 ) -> None:
     model = hand_built_model(LENGTH)
     prompts = repeated_random_tokens(model, length=LENGTH, n_sequences=2)
-    losses = ablated_losses(
-        model, prompts.tokens, prompts.predictable, [Ablation(heads) for heads in ([], [(0, 0)], [(1, 0)], [(0, 1)])]
-    )
-    mean = losses.nanmean(dim=(1, 2))
-    assert mean[0] < 0.01 and mean[3] < 0.01
-    assert mean[1] > 2 and mean[2] > 2
+    heads = [replace_head(0, 0), replace_head(1, 0), replace_head(0, 1)]
+    feeding, induction, other = loss_effects(model, prompts, heads, lambda *done: None).mean(axis=1)
+    assert feeding > 2 and induction > 2 and abs(other) < 0.01
 
 
-def test_restarted_ablations_are_those_of_a_full_run(random_model: HookedTransformer) -> None:
-    prompts = repeated_random_tokens(random_model, length=12, n_sequences=3)
-    tokens, rows = prompts.tokens, prompts.predictable
-    means = mean_head_outputs(random_model, tokens.flip(0, 1), [0, 1, 2])
-    sets: list[list[tuple[int, int]]] = [[], [(0, 1)], [(2, 3)], [(1, 0), (2, 2), (1, 3)], [(2, 0)]]
-    ablations = [Ablation(heads, replacement) for heads in sets for replacement in (None, means)]
-    found = ablated_losses(random_model, tokens, rows, ablations)
-    for ablation, losses in zip(ablations, found, strict=True):
+@pytest.mark.parametrize("spacing", ["fixed", "random gaps"])
+def test_effects_are_those_of_whole_runs_with_a_hook(random_model: HookedTransformer, spacing: Any) -> None:
+    options: dict[str, Any] = {"length": 12, "n_sequences": 3, "spacing": spacing}
+    prompts, others = (repeated_random_tokens(random_model, **options, seed=seed) for seed in (0, 1))
+    means = mean_z(random_model, others, [0, 1, 2])
+    _, cache = random_model.run_with_cache(others.tokens)
+    sets: list[list[tuple[int, int]]] = [[], [(0, 1)], [(2, 3)], [(1, 0), (2, 2), (1, 3)], [(1, 0), (1, 2)]]
+    found = loss_effects(
+        random_model, prompts, [without_heads(heads, means) for heads in sets], lambda *done: None
+    )  # fmt: skip
 
-        def edit(z: torch.Tensor, hook: Any, ablation: Ablation = ablation) -> torch.Tensor:
+    def mean_loss(heads: list[tuple[int, int]]) -> np.ndarray:
+        def edit(z: torch.Tensor, hook: Any) -> torch.Tensor:
             z = z.clone()
-            for layer, head in ablation.heads:
+            for layer, head in heads:
                 if hook.name == f"blocks.{layer}.attn.hook_z":
-                    z[:, :, head] = 0.0 if ablation.replacement is None else ablation.replacement[layer][:, head]
+                    z[:, :, head] = cache[hook.name].mean(dim=0)[:, head]
             return z
 
         hooks = [(lambda name: name.endswith("hook_z"), edit)]
-        expected = random_model.run_with_hooks(tokens, return_type="loss", loss_per_token=True, fwd_hooks=hooks)
-        assert torch.equal(losses.isnan(), ~rows)
-        torch.testing.assert_close(losses[rows].float(), expected[rows[:, 1:]].detach(), rtol=0, atol=1e-5)
+        losses = random_model.run_with_hooks(
+            prompts.tokens, return_type="loss", loss_per_token=True, fwd_hooks=hooks
+        ).detach()  # fmt: skip
+        rows = prompts.predictable[:, 1:]
+        return np.array([float(of_one[some].double().mean()) for of_one, some in zip(losses, rows, strict=True)])
 
-
-def test_mean_outputs_are_means_over_sequences_at_each_position(random_model: HookedTransformer) -> None:
-    tokens = torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(0))
-    _, cache = random_model.run_with_cache(tokens)
-    found = mean_head_outputs(random_model, tokens, [1])
-    assert list(found) == [1]
-    torch.testing.assert_close(found[1], cache["blocks.1.attn.hook_z"].mean(dim=0))
+    for heads, effect in zip(sets, found, strict=True):
+        np.testing.assert_allclose(effect, mean_loss(heads) - mean_loss([]), atol=1e-5)
 
 
 def test_losses_are_sorted_by_copy_and_place(random_model: HookedTransformer) -> None:
@@ -198,11 +203,10 @@ def test_verdicts(has_pattern: bool, alone: tuple, peer: tuple, control: float, 
 
 def test_a_score_that_equals_the_threshold_on_paper_has_the_pattern(random_model: HookedTransformer) -> None:
     prompts, others = (repeated_random_tokens(random_model, length=8, n_sequences=2, seed=seed) for seed in (0, 1))
-    losses = ablated_losses(random_model, prompts.tokens, prompts.predictable, [Ablation()])[0]
     scores = np.zeros((3, 4))
     scores[1, :3] = np.float32(0.7), 0.7, 0.6999  # float32(0.7) < 0.7
     names, found = ablation_check(
-        random_model, Repetition(prompts, others, losses), scores, n_candidates=3, threshold=0.7, seed=0,
+        random_model, Repetition(prompts, others), scores, n_candidates=3, threshold=0.7, seed=0,
         progress=lambda share, message: None,
     )  # fmt: skip
     verdict_of = dict(zip(names, found["verdict"].values.tolist(), strict=True))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench import HookedTransformer, RopeScaling, TransformerConfig
+from workbench.analyses.interventions import metrics as metrics_module
 from workbench.analyses.interventions.edits import cut_edges, mean_outputs, replace_activation, replace_head, together
 from workbench.analyses.interventions.metrics import (
     Metric,
@@ -17,6 +18,7 @@ from workbench.analyses.interventions.metrics import (
     last_rows,
     log_probability,
     logit_difference,
+    losses_of,
     token_losses,
 )
 from workbench.analyses.interventions.sweeps import Intervention, measure
@@ -95,6 +97,35 @@ def test_a_sweep_equals_a_loop_over_whole_runs(model: HookedTransformer, prompts
     expected = torch.stack([naive(model, prompts, each, name) for each in chosen])
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     assert all((expected[0] - other).abs().max() > 1e-6 for other in expected[1:])  # every edit does something
+
+
+@pytest.mark.parametrize("name", ["difference", "losses", "divergence"])
+def test_the_logits_of_few_rows_at_a_time_give_the_same(
+    model: HookedTransformer, prompts: Sequences, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    metric, chosen, held = metrics(model, prompts)[name], interventions(prompts), []
+    expected = measure(model, prompts, chosen, metric)
+    monkeypatch.setattr(metrics_module, "ROWS_PER_UNEMBEDDING", 4)  # which divides no prompt's rows
+    to_logits = model.to_logits
+    monkeypatch.setattr(model, "to_logits", lambda x: held.append(len(x)) or to_logits(x))
+    torch.testing.assert_close(measure(model, prompts, chosen, metric), expected, rtol=1e-12, atol=1e-12)
+    assert max(held) <= 4 and sum(held) == metric.rows.numel() * len(chosen)
+
+
+def test_losses_of_wanted_tokens_are_told_from_the_rows_that_fill_up(
+    model: HookedTransformer, prompts: Sequences
+) -> None:
+    wanted = torch.zeros(3, N, dtype=torch.bool)
+    for prompt, places in enumerate(([1, 4, 9], [6], [])):
+        wanted[prompt, places] = True
+    metric, counted = losses_of(prompts.tokens, wanted)
+    assert counted.tolist() == [[True] * 3, [True, False, False], [False] * 3]
+    found = measure(model, prompts, [replace_head(1, 1)], metric)[0]
+    with torch.no_grad(), model.hooks(fwd_hooks=list(replace_head(1, 1).edits.items())):
+        log_p = model(prompts.tokens, attention_mask=prompts.real).log_softmax(-1)
+    expected = [-log_p[i, j - 1, prompts.tokens[i, j]] for i, j in wanted.nonzero().tolist()]
+    torch.testing.assert_close(found[counted], torch.stack(expected))
 
 
 def test_edits_outside_the_layers_are_refused(model: HookedTransformer, prompts: Sequences) -> None:
