@@ -39,6 +39,7 @@ _CLASSES = {
     "head_zoo": ("workbench.analyses.attention.zoo", "HeadZoo"),
     "induction_heads": ("workbench.analyses.induction.heads", "InductionHeads"),
     "integrated_gradients": ("workbench.analyses.attribution.token_gradients", "IntegratedGradients"),
+    "joint_ablation": ("workbench.analyses.attribution.joint", "JointAblation"),
     "logit_lens": ("workbench.analyses.predictions.lens", "LogitLens"),
     "massive_activations": ("workbench.analyses.sinks.massive", "MassiveActivations"),
     "sink_interventions": ("workbench.analyses.sinks.purpose", "SinkInterventions"),
@@ -206,13 +207,38 @@ class Result:
         """
         from workbench.analyses import figures
 
+        drawing = self.drawing(kind, **options)
+        if not captioned:
+            return drawing.figure
+        return figures.captioned(drawing.figure, drawing.title, drawing.note, self.provenance.sentence())
+
+    def drawing(self, kind: str | None = None, **options: Any) -> Drawing:
+        """The same figure with its title and what one must know to read it beside it, as text."""
         kind = self.figure_kinds[0] if kind is None else kind
         if kind not in self.figure_kinds:
             raise ValueError(f"kind must be one of {', '.join(map(repr, self.figure_kinds))}, got {kind!r}")
         drawing: Drawing = getattr(self, f"_draw_{kind}")(**options)
-        if not captioned:
-            return drawing.figure
-        return figures.captioned(drawing.figure, drawing.title, drawing.note, self.provenance.sentence())
+        return drawing
+
+    def write_figure(
+        self,
+        path: str | os.PathLike,
+        kind: str | None = None,
+        *,
+        preset: str = "two-column",
+        captioned: bool = False,
+        **options: Any,
+    ) -> Path:
+        """Writes a figure as SVG, PDF, PNG, HTML or CSV, whichever the path's suffix names, and returns the path.
+
+        Args:
+            preset: the size of pictures: "one-column" (3.3 inches), "two-column" (6.9 inches) or "slide".
+
+        The rest is as in ``figure``, the errors also those of ``figures.write_figure``.
+        """
+        from workbench.analyses import figures
+
+        return figures.write_figure(self.figure(kind, captioned=captioned, **options), path, preset=preset)
 
     def summary(self) -> str:
         """The numbers that matter, as a few lines of text."""

@@ -280,13 +280,11 @@ def _visible(token: str) -> str:
 
 
 def _write(result: Result, stem: Path, tables: Mapping[str, pd.DataFrame]) -> None:
-    from workbench.analyses.figures import write_html
-
     result.save(stem)
     for name, table in tables.items():
         table.to_csv(stem.with_name(f"{stem.name}{'_' * bool(name)}{name}.csv"), index=False)
     for kind in result.figure_kinds:
-        write_html(result.figure(kind, captioned=True), stem.with_name(f"{stem.name}_{kind}.html"))
+        result.write_figure(stem.with_name(f"{stem.name}_{kind}.html"), kind, captioned=True)
 
 
 def _text_unless_random(options: argparse.Namespace) -> str | None:

@@ -126,7 +126,7 @@ class AttributionPatching(Result):
 
         unit = self.settings["unit"]
         shape = self["estimate"].shape
-        figure = figures.estimates_scatter(
+        figure = figures.diagonal(
             self["effect"],
             self["estimate"],
             names=[self.name(layer, place) for layer in range(shape[0]) for place in range(shape[1])],

@@ -9,10 +9,15 @@ from workbench.analyses.figures.agreement import deletion as deletion
 from workbench.analyses.figures.agreement import diagonal as diagonal
 from workbench.analyses.figures.agreement import quadrants as quadrants
 from workbench.analyses.figures.agreement import source_map as source_map
-from workbench.analyses.figures.export import captioned as captioned
+from workbench.analyses.figures.browser import ExportError as ExportError
+from workbench.analyses.figures.browser import find_browser as find_browser
+from workbench.analyses.figures.captions import captioned as captioned
+from workbench.analyses.figures.captions import indexed as indexed
+from workbench.analyses.figures.export import FORMATS as FORMATS
+from workbench.analyses.figures.export import PICTURES as PICTURES
 from workbench.analyses.figures.export import config as config
-from workbench.analyses.figures.export import write_html as write_html
-from workbench.analyses.figures.gradients import estimates_scatter as estimates_scatter
+from workbench.analyses.figures.export import write_figure as write_figure
+from workbench.analyses.figures.export import write_figures as write_figures
 from workbench.analyses.figures.gradients import layer_position_map as layer_position_map
 from workbench.analyses.figures.gradients import token_bars as token_bars
 from workbench.analyses.figures.gradients import token_map as token_map
@@ -21,6 +26,8 @@ from workbench.analyses.figures.heads import head_map as head_map
 from workbench.analyses.figures.heads import head_scatter as head_scatter
 from workbench.analyses.figures.lens import lens_map as lens_map
 from workbench.analyses.figures.lens import paired_bars as paired_bars
+from workbench.analyses.figures.numbers import numbers_of as numbers_of
+from workbench.analyses.figures.paper import PRESETS as PRESETS
 from workbench.analyses.figures.pattern import pattern_map as pattern_map
 from workbench.analyses.figures.positions import curves as curves
 from workbench.analyses.figures.positions import position_bars as position_bars
@@ -35,5 +42,7 @@ from workbench.analyses.figures.style import axis_label as axis_label
 from workbench.analyses.figures.style import show_controls as show_controls
 from workbench.analyses.figures.style import show_token as show_token
 from workbench.analyses.figures.style import token_labels as token_labels
+from workbench.analyses.figures.together import excess_curves as excess_curves
+from workbench.analyses.figures.together import joint_curves as joint_curves
 from workbench.analyses.figures.zoo import head_kinds as head_kinds
 from workbench.analyses.figures.zoo import head_pairs as head_pairs

@@ -69,7 +69,8 @@ def quadrants(
                 x=x.flat[points],
                 y=10 ** heights.flat[points],
                 name=f"{name} ({len(points)})",
-                customdata=np.stack([names.flat[points], np.char.mod("%.4g", y.flat[points])], axis=-1),
+                customdata=np.stack([names.flat[points].astype(object), y.flat[points]], axis=-1),
+                meta=["head", y_label],
                 mode="markers+text",
                 text=[names.flat[point] if point in sides else "" for point in points],
                 textposition=[sides.get(int(point), "top right") for point in points],
@@ -80,7 +81,7 @@ def quadrants(
                     "size": 7 if name == rest else 9,
                     "line": {"width": 0.6, "color": style.text},
                 },
-                hovertemplate=f"%{{customdata[0]}}<br>{x_label}: %{{x:.4f}}<br>{y_label}: %{{customdata[1]}}",
+                hovertemplate=f"%{{customdata[0]}}<br>{x_label}: %{{x:.4f}}<br>{y_label}: %{{customdata[1]:.4g}}",
                 hoverlabel_namelength=0,
                 cliponaxis=False,
                 legendrank=place,
@@ -168,6 +169,7 @@ def agreement_dots(
                     "thickness": 1.4, "width": 3,
                 },
                 customdata=np.stack([low, high], axis=-1),
+                meta=[f"{x_label}, low", f"{x_label}, high"],
                 hovertemplate="%{y}, " + name + ": %{x:+.3f} [%{customdata[0]:+.3f}, %{customdata[1]:+.3f}]",
                 hoverlabel_namelength=0,
             )
@@ -180,38 +182,53 @@ def agreement_dots(
 
 
 def diagonal(
-    x: np.ndarray, y: np.ndarray, *, x_label: str, y_label: str, n_labels: int = 8, theme: str = "light"
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    names: Sequence[str],
+    x_label: str,
+    y_label: str,
+    note: str = "",
+    n_labels: int = 8,
+    theme: str = "light",
 ) -> go.Figure:
-    """One point per head around the line y = x; x and y are [layer, head]. Those farthest from the line are named."""
-    figure = blank_figure(theme, height=460)
+    """One point per component around the line y = x; those furthest from it are named.
+
+    Args:
+        x, y: of the same shape; components without a value are left out.
+        names: of the components, in order.
+        note: a line of text within the plot.
+    """
     points = np.stack([x.reshape(-1), y.reshape(-1)])
-    names = np.array([[f"L{layer}H{head}" for head in range(x.shape[1])] for layer in range(x.shape[0])]).reshape(-1)
-    sides = label_places(points, np.argsort(-np.abs(points[1] - points[0]), kind="stable")[:n_labels])
-    ends = [float(points.min()), float(points.max())]
-    figure.add_trace(
-        go.Scatter(
-            x=ends, y=ends, mode="lines", line={"color": THEMES[theme].text, "width": 1, "dash": "dot"},
-            hoverinfo="skip",
-        )
-    )  # fmt: skip
+    known = np.isfinite(points).all(axis=0)
+    points, shown = points[:, known], [name for name, is_known in zip(names, known, strict=True) if is_known]
+    distances = np.abs(points[1] - points[0])
+    furthest = np.argsort(-distances, kind="stable")[:n_labels]
+    sides = label_places(points, furthest[distances[furthest] > distances.max() / 20])
+    style, ends = THEMES[theme], [float(points.min()), float(points.max())]
+    figure = blank_figure(theme, height=460)
+    line = {"color": style.text, "width": 1, "dash": "dot"}
+    figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, hoverinfo="skip"))
     figure.add_trace(
         go.Scatter(
             x=points[0],
             y=points[1],
-            customdata=names,
+            customdata=shown,
             mode="markers+text",
-            text=[name if place in sides else "" for place, name in enumerate(names)],
-            textposition=[sides.get(place, "top right") for place in range(len(names))],
-            marker={
-                "color": THEMES[theme].series[0],
-                "size": 8,
-                "line": {"width": 0.5, "color": THEMES[theme].text},
-            },
+            text=[name if place in sides else "" for place, name in enumerate(shown)],
+            textposition=[sides.get(place, "top right") for place in range(len(shown))],
+            marker={"color": style.series[0], "size": 8, "line": {"width": 0.5, "color": style.text}},
             hovertemplate=f"%{{customdata}}<br>{x_label}: %{{x:+.4f}}<br>{y_label}: %{{y:+.4f}}<extra></extra>",
             cliponaxis=False,
         )
     )
-    figure.update_xaxes(title=x_label)
+    if note:
+        figure.add_annotation(
+            text=note, xref="x domain", yref="y domain", x=0.995, y=0.01, xanchor="right", yanchor="bottom",
+            showarrow=False, font_size=11, bgcolor=style.paper,
+        )  # fmt: skip
+    room = ends[1] - ends[0] or 1.0  # on the right for labels, which stand beside their points
+    figure.update_xaxes(title=x_label, range=[ends[0] - 0.05 * room, ends[1] + 0.12 * room])
     figure.update_yaxes(title=y_label)
     return figure
 
@@ -229,7 +246,7 @@ def deletion(
     figure.update_annotations(font_size=12)
     apply_style(figure, theme, height=430)
     colours, dashes = THEMES[theme].series, ("solid", "dash", "dot")
-    for column, values in enumerate(panels.values(), start=1):
+    for column, (panel, values) in enumerate(panels.items(), start=1):
         for place, name in enumerate(names):
             figure.add_trace(
                 go.Scatter(
@@ -241,6 +258,8 @@ def deletion(
                     marker={"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7},
                     legendgroup=name,
                     showlegend=column == 1,
+                    customdata=[panel] * len(shares),
+                    meta=["panel"],
                     hovertemplate=name + ", %{x:g} %: %{y:.4f}<extra></extra>",
                 ),
                 1,

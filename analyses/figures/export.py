@@ -1,58 +1,24 @@
-"""Figures that leave the program: with a title and what they were made from, and as files."""
+"""Figures as files: pictures for print and slides, pages to explore, and the numbers that are drawn."""
 
 from __future__ import annotations
 
 import os
-import re
-import textwrap
-import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import plotly.graph_objects as go
 
-from workbench.analyses.figures.style import escaped
+from workbench.analyses.figures import browser
+from workbench.analyses.figures.numbers import numbers_of
+from workbench.analyses.figures.paper import PRESETS, Preset, on_paper
 
-TITLE_SIZE, CAPTION_SIZE = 17, 12  # pixels
-TITLE_WIDTH, CAPTION_WIDTH = 66, 150  # characters: what fits on a page of 900 pixels, beside the buttons for the title
-
-
-def captioned(figure: go.Figure, title: str, note: str, source: str) -> go.Figure:
-    """The figure, so that it can stand by itself: a title above it, and under that in small print what one must know.
-
-    It grows by the height of the text, of which nothing is markup. In the note v_j is written as v with an index; the
-    source, which may quote a user's text, is left as it is.
-    """
-    title_lines = _wrapped(title, TITLE_WIDTH)
-    note_lines = [re.sub(r"_(\w+)", r"<sub>\1</sub>", line) for line in _wrapped(note, CAPTION_WIDTH)]
-    caption_lines = note_lines + _wrapped(source, CAPTION_WIDTH)
-    legend = 26 if figure.layout.showlegend else 0
-    room = 1.3 * (TITLE_SIZE * len(title_lines) + CAPTION_SIZE * len(caption_lines)) + legend + 10
-    figure.update_layout(
-        title={
-            "text": "<br>".join(title_lines),
-            "font_size": TITLE_SIZE,
-            "subtitle": {"text": "<br>".join(caption_lines), "font_size": CAPTION_SIZE},
-            "xref": "container",
-            "yref": "container",
-            "x": 0,
-            "y": 1,
-            "xanchor": "left",
-            "yanchor": "top",
-            "pad": {"l": 14, "t": 12},
-        },
-        height=figure.layout.height + room,
-        margin_t=figure.layout.template.layout.margin.t + room,
-    )
-    return figure
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Escaped lines of about the same length, at most so many characters, of which wide ones (Chinese) count twice."""
-    filled = "".join(c + "\0" * (unicodedata.east_asian_width(c) in "WF") for c in text)
-    n_lines = len(textwrap.wrap(filled, width))
-    fitting = (lines for w in range(1, width + 1) if len(lines := textwrap.wrap(filled, w)) == n_lines)
-    return [escaped(line.replace("\0", "")) for line in next(fitting)]
+PICTURES = ("svg", "pdf", "png")
+FORMATS = (*PICTURES, "html", "csv")
+PIXELS_PER_INCH = 96  # of CSS, in which SVG and PDF are measured
+DPI, FINE_DPI = 300, 600  # of PNG files; the second for maps with so many cells that some would have no pixel
+CELLS_AT_DPI = 120  # per inch of the figure's width: those of which each has a pixel, and more, at ``DPI``
 
 
 def config(filename: str = "figure") -> dict[str, Any]:
@@ -65,13 +31,69 @@ def config(filename: str = "figure") -> dict[str, Any]:
     }
 
 
-def write_html(figure: go.Figure, path: str | os.PathLike) -> Path:
-    """Writes the figure as one HTML file that needs nothing from outside, about 5 MB. Returns its path."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.part")
+def write_figure(figure: go.Figure, path: str | os.PathLike, *, preset: str = "two-column") -> Path:
+    """Writes a figure in the format that the path's suffix names, and returns the path.
+
+    ``.svg``, ``.pdf`` and ``.png`` are pictures at the size of ``preset``: they need kaleido and a Chromium or Chrome.
+    ``.html`` is a page to explore that needs nothing from outside, about 5 MB; ``.csv`` holds the numbers drawn.
+
+    Args:
+        preset: "one-column" (3.3 inches wide, 8 pt type), "two-column" (6.9 inches, 8 pt) or "slide" (10 inches,
+            14 pt). PNG files have 300 dots per inch, or 600 for maps of very many cells. Pages and numbers are the
+            same at every size.
+
+    Raises:
+        ValueError: another suffix, or an unknown preset.
+        ExportError: a picture is asked for, and there is no browser, or it fails.
+    """
+    (written,) = write_figures({path: figure}, preset=preset)
+    return written
+
+
+def write_figures(figures: Mapping[str | os.PathLike, go.Figure], *, preset: str = "two-column") -> list[Path]:
+    """As ``write_figure``, for several paths. Every file is complete before any takes its name."""
+    paths = [Path(path) for path in figures]
+    if preset not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))}, got {preset!r}")
+    for path in paths:
+        if _format(path) not in FORMATS:
+            raise ValueError(f"{path} must end in one of {', '.join(f'.{name}' for name in FORMATS)}")
+    temporary = {path: path.with_name(f".{path.name}.{uuid4().hex}") for path in paths}
     try:
-        figure.write_html(temporary, include_plotlyjs=True, config=config(path.stem), full_html=True)
-        temporary.replace(path)
+        contents = _contents(dict(zip(paths, figures.values(), strict=True)), PRESETS[preset])
+        for path, content in zip(paths, contents, strict=True):
+            temporary[path].write_bytes(content)
+        for path, written in temporary.items():
+            written.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
-    return path
+        for written in temporary.values():
+            written.unlink(missing_ok=True)
+    return paths
+
+
+def _format(path: Path) -> str:
+    return path.suffix.lower().removeprefix(".")
+
+
+def _contents(figures: Mapping[Path, go.Figure], preset: Preset) -> list[bytes]:
+    """Of every file, in order."""
+    drawn = {path: on_paper(figure, preset) for path, figure in figures.items() if _format(path) in PICTURES}
+    options = [_options(figure, _format(path), preset) for path, figure in drawn.items()]
+    found = dict(zip(drawn, browser.pictures(list(drawn.values()), options), strict=True)) if drawn else {}
+    for path, figure in figures.items():
+        if _format(path) == "html":
+            page = figure.to_html(include_plotlyjs=True, config=config(path.stem), full_html=True)
+            found[path] = page.encode("utf-8", "replace")
+        elif _format(path) == "csv":
+            found[path] = numbers_of(figure).to_csv(index=False).encode("utf-8", "replace")
+    return [found[path] for path in figures]
+
+
+def _options(figure: go.Figure, format: str, preset: Preset) -> dict[str, Any]:
+    """What the browser is asked for: the layout's pixels, and by how much they are enlarged."""
+    per_inch = PIXELS_PER_INCH
+    if format == "png":
+        cells = max((max(trace.z.shape) for trace in figure.data if trace.type == "heatmap"), default=0)
+        per_inch = FINE_DPI if cells > CELLS_AT_DPI * preset.inches else DPI
+    size = {"width": figure.layout.width, "height": figure.layout.height}
+    return {"format": format, **size, "scale": per_inch / preset.pixels_per_inch}

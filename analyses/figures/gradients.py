@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.analyses.figures.heads import label_places
 from workbench.analyses.figures.style import (
     COLOURBAR_ROOM,
     SIGNED_SCALE,
@@ -21,57 +20,6 @@ from workbench.analyses.figures.style import (
 
 CELLS_WITH_TEXT = 600
 SHOWN_CHARACTERS = 8
-
-
-def estimates_scatter(
-    effect: np.ndarray,
-    estimate: np.ndarray,
-    *,
-    names: Sequence[str],
-    x_label: str,
-    y_label: str,
-    note: str,
-    n_labels: int = 8,
-    theme: str = "light",
-) -> go.Figure:
-    """One point per component around the line on which an estimate is right; those furthest from it are named.
-
-    Args:
-        effect, estimate: of the same shape; components without a value are left out.
-        names: of the components, in order.
-        note: a line of text within the plot.
-    """
-    points = np.stack([effect.reshape(-1), estimate.reshape(-1)])
-    known = np.isfinite(points).all(axis=0)
-    points, shown = points[:, known], [name for name, is_known in zip(names, known, strict=True) if is_known]
-    errors = np.abs(points[1] - points[0])
-    furthest = [place for place in np.argsort(-errors, kind="stable")[:n_labels] if errors[place] > errors.max() / 20]
-    sides = label_places(points, np.array(furthest, dtype=int))
-    style, ends = THEMES[theme], [float(points.min()), float(points.max())]
-    figure = blank_figure(theme, height=460)
-    line = {"color": style.text, "width": 1, "dash": "dot"}
-    figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, hoverinfo="skip"))
-    figure.add_trace(
-        go.Scatter(
-            x=points[0],
-            y=points[1],
-            customdata=shown,
-            mode="markers+text",
-            text=[name if place in sides else "" for place, name in enumerate(shown)],
-            textposition=[sides.get(place, "top right") for place in range(len(shown))],
-            marker={"color": style.series[0], "size": 8, "line": {"width": 0.5, "color": style.text}},
-            hovertemplate=f"%{{customdata}}<br>{x_label}: %{{x:+.4f}}<br>{y_label}: %{{y:+.4f}}<extra></extra>",
-            cliponaxis=False,
-        )
-    )
-    figure.add_annotation(
-        text=note, xref="x domain", yref="y domain", x=0.995, y=0.01, xanchor="right", yanchor="bottom",
-        showarrow=False, font_size=11, bgcolor=style.paper,
-    )  # fmt: skip
-    room = ends[1] - ends[0] or 1.0  # on the right for labels, which stand beside their points
-    figure.update_xaxes(title=x_label, range=[ends[0] - 0.05 * room, ends[1] + 0.12 * room])
-    figure.update_yaxes(title=y_label)
-    return figure
 
 
 def layer_position_map(values: np.ndarray, *, label: str, theme: str = "light") -> go.Figure:

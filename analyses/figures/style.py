@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+FONT_SIZE = 12  # pixels, of ordinary type
 SCORE_SCALE, SIGNED_SCALE = "cividis", "RdBu_r"
 # Okabe & Ito's palette: told apart with any colour vision.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
@@ -61,7 +62,7 @@ def apply_style(figure: go.Figure, theme: str, *, height: int) -> None:
     figure.update_layout(
         template=go.layout.Template(
             layout={
-                "font": {"family": FONT, "size": 12, "color": colours.text},
+                "font": {"family": FONT, "size": FONT_SIZE, "color": colours.text},
                 "paper_bgcolor": colours.paper,
                 "plot_bgcolor": colours.paper,
                 "colorway": colours.series,
