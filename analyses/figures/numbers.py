@@ -1,0 +1,86 @@
+"""The numbers that a figure draws, as a table."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from workbench.analyses.figures.captions import TAG
+
+
+def numbers_of(figure: go.Figure) -> pd.DataFrame:
+    """One row per cell, point or bar, in columns that bear the names of axes and colour bar.
+
+    Several series are told apart by the column ``series``. Left out are the margins of a map, and lines that only guide
+    the eye: those that have no name and show nothing under the pointer.
+    """
+    drawn = [trace for trace in figure.data if trace.hoverinfo != "skip" or trace.name]
+    maps = [trace for trace in drawn if trace.type == "heatmap"]
+    parts = [_cells(figure, trace) for trace in maps] or [_points(figure, trace) for trace in drawn]
+    return pd.concat(parts, ignore_index=True).dropna(axis=1, how="all")
+
+
+def _cells(figure: go.Figure, trace: Any) -> pd.DataFrame:
+    z = np.asarray(trace.z, dtype=float)
+    rows, columns = (_along(trace, side, size) for side, size in zip("yx", z.shape, strict=True))
+    custom = None if trace.customdata is None else np.asarray(trace.customdata)
+    is_text = custom is not None and custom.dtype.kind not in "fiu"
+    # A map coloured by something else than its values keeps them beside the colours, to be shown under the pointer.
+    values = z if custom is None or is_text else custom
+    table = {
+        _title(figure, trace, "y"): np.repeat(rows, z.shape[1]),
+        _title(figure, trace, "x"): np.tile(columns, len(z)),
+        _plain(trace.colorbar.title.text): values.reshape(-1),
+    }
+    if is_text:
+        table["label"] = _plain_all(custom.reshape(-1))
+    return pd.DataFrame(table)
+
+
+def _points(figure: go.Figure, trace: Any) -> pd.DataFrame:
+    table: dict[str, Any] = {"series": _plain(trace.name) if trace.name else None}
+    for side in "xy":
+        title, values, error = _title(figure, trace, side), _plain_all(trace[side]), trace[f"error_{side}"]
+        table[title] = values
+        if error.array is not None:
+            below = error.array if error.arrayminus is None else error.arrayminus
+            table |= {f"{title}, low": values - np.asarray(below), f"{title}, high": values + np.asarray(error.array)}
+    if trace.customdata is not None:
+        custom = np.asarray(trace.customdata, dtype=object).reshape(len(trace.x), -1)
+        for name, column in zip(trace.meta or ["label"], custom.T, strict=True):
+            table[name] = _plain_all(column)
+    return pd.DataFrame(table, index=range(len(trace.x)))
+
+
+def _along(trace: Any, side: str, size: int) -> np.ndarray:
+    """What a map's rows or columns are called."""
+    if trace[side] is not None:
+        return _plain_all(trace[side])
+    first, step = trace[f"{side}0"] or 0, trace[f"d{side}"] or 1
+    return first + step * np.arange(size)
+
+
+def _title(figure: go.Figure, trace: Any, side: str) -> str:
+    """The title of a trace's axis, or of the axis that it shares its range with."""
+    axis = figure.layout[(trace[f"{side}axis"] or side).replace(side, f"{side}axis", 1)]
+    if not axis.title.text and axis.matches:
+        axis = figure.layout[axis.matches.replace(side, f"{side}axis", 1)]
+    return _plain(axis.title.text or side)
+
+
+def _plain(text: str) -> str:
+    """A label without markup, and without what it says of the scale."""
+    text = html.unescape(re.sub(TAG, lambda found: " " if found[0] == "<br>" else "", text))
+    return re.sub(r" \(√ colour\)| \(log scale\)|, log scale", "", text)
+
+
+def _plain_all(values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    if values.dtype.kind in "UO" and all(isinstance(value, str) for value in values):
+        return np.array([_plain(value) for value in values], dtype=object)
+    return values
