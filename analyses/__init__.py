@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from workbench.analyses.attention.zoo import head_zoo as head_zoo
     from workbench.analyses.attribution.heads import AttributionAgreement as AttributionAgreement
     from workbench.analyses.attribution.heads import attribution_agreement as attribution_agreement
+    from workbench.analyses.attribution.joint import JointAblation as JointAblation
+    from workbench.analyses.attribution.joint import joint_ablation as joint_ablation
     from workbench.analyses.attribution.patching import AttributionPatching as AttributionPatching
     from workbench.analyses.attribution.patching import attribution_patching as attribution_patching
     from workbench.analyses.attribution.pruning import HeadPruning as HeadPruning
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
     from workbench.analyses.predictions.direct import direct_logit_attribution as direct_logit_attribution
     from workbench.analyses.predictions.lens import LogitLens as LogitLens
     from workbench.analyses.predictions.lens import logit_lens as logit_lens
+    from workbench.analyses.predictions.without import SwitchedOff as SwitchedOff
+    from workbench.analyses.predictions.without import what_if as what_if
     from workbench.analyses.prompts import RepeatedTokens as RepeatedTokens
     from workbench.analyses.prompts import chunked_text as chunked_text
     from workbench.analyses.prompts import repeated_random_tokens as repeated_random_tokens
-    from workbench.analyses.predictions.without import SwitchedOff as SwitchedOff
-    from workbench.analyses.predictions.without import what_if as what_if
     from workbench.analyses.result import Provenance as Provenance
     from workbench.analyses.result import Quantity as Quantity
     from workbench.analyses.result import Result as Result
@@ -72,6 +74,7 @@ _MODULE_OF = {
     "HeadZoo": "attention.zoo",
     "InductionHeads": "induction.heads",
     "IntegratedGradients": "attribution.token_gradients",
+    "JointAblation": "attribution.joint",
     "LogitLens": "predictions.lens",
     "MassiveActivations": "sinks.massive",
     "PromptFileError": "tasks",
@@ -101,6 +104,7 @@ _MODULE_OF = {
     "indirect_objects": "tasks",
     "induction_heads": "induction.heads",
     "integrated_gradients": "attribution.token_gradients",
+    "joint_ablation": "attribution.joint",
     "load_result": "result",
     "logit_lens": "predictions.lens",
     "massive_activations": "sinks.massive",

@@ -13,7 +13,6 @@ from workbench.analyses.attribution.agreement import mean_interval
 from workbench.analyses.attribution.head_evidence import MetricName
 from workbench.analyses.attribution.patching import check_choice
 from workbench.analyses.attribution.rankings import (
-    BUILT_IN,
     RANDOM,
     Ablation,
     built_in_rankings,
@@ -21,6 +20,7 @@ from workbench.analyses.attribution.rankings import (
     data_metric,
     halves_of,
     order_of,
+    ranked_by,
     read_data,
     replacements,
     sequences_of,
@@ -221,6 +221,6 @@ def _quantities(
         "all_heads": Quantity(whole, ("prompt",), unit, f"{metric.name} of the model as it is"),
         "score": Quantity(
             np.stack(list(scores.values())), ("ranking_with_scores", "layer", "head"), "",
-            "what heads are ranked by: " + "; ".join(f"{name}: {BUILT_IN.get(name, 'as passed')}" for name in scores),
+            ranked_by(scores),
         ),
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -137,6 +137,11 @@ def _by_gradient(model: Any, data: Data, metric: MetricName) -> np.ndarray:
 def order_of(score: np.ndarray) -> np.ndarray:
     """Heads as numbers, layer · n_heads + head, the largest score first; ties to the lower head."""
     return np.argsort(-score, axis=None, kind="stable")
+
+
+def ranked_by(rankings: Iterable[str]) -> str:
+    """What each ranking goes by, in words."""
+    return "what heads are ranked by: " + "; ".join(f"{name}: {BUILT_IN.get(name, 'as passed')}" for name in rankings)
 
 
 def without_heads(model: Any, heads: np.ndarray, outputs: Sequence[Tensor]) -> Intervention:
