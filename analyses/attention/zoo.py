@@ -83,7 +83,7 @@ class HeadZoo(Result):
             heads = self.of_kind(kind)
             named = ", ".join(f"L{layer}H{head}" for layer, head in heads[:12]) if kind != "none" else ""
             more = f" and {len(heads) - 12} more" if named and len(heads) > 12 else ""
-            lines.append(f"{kind}: {len(heads)}" + (f" ({named}{more})" if named else "") + f". {self._rule(kind)}.")
+            lines.append(f"{kind}: {len(heads)}" + (f" ({named}{more})" if named else "") + f"; {self._rule(kind)}.")
         lines.append(f"{'score':<32}{'largest':>9}  head      mean over heads")
         for name in self.score_names:
             layer, head = np.unravel_index(np.nanargmax(self[name]), self[name].shape)
@@ -95,8 +95,7 @@ class HeadZoo(Result):
         return "\n".join(lines)
 
     def _rule(self, kind: str) -> str:
-        rule = KINDS[kind].format(**self.settings["thresholds"])
-        return rule[0].upper() + rule[1:]
+        return KINDS[kind].format(**self.settings["thresholds"])
 
     def _draw_kinds(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -223,17 +222,16 @@ def _reach(masses: np.ndarray, windows: list[int]) -> dict[str, Quantity]:
     """masses [2, layer, head, window]."""
     axes = ("layer", "head")
     rows = f"mean over the text's queries that have {windows[-1]} tokens, themselves included"
-    smallest = f"the smallest of {', '.join(map(str, windows))} for which that is {CONTEXT_SHARE} or more"
+    sizes = ", ".join(map(str, windows))
     found = {}
-    for which, (suffix, keys) in enumerate(
-        (("", "the last W tokens"), ("_or_first", "the last W tokens or the first"))
-    ):
+    for which, (suffix, more) in enumerate((("", ""), ("_or_first", " or the first"))):
+        keys = f"the last W tokens{more}"
         found[f"mass_within{suffix}"] = Quantity(
             masses[which], (*axes, "window"), "share of 1", f"weight on {keys}, exp(lse_W − lse), {rows}"
         )
         found[f"effective_context{suffix}"] = Quantity(
             effective_context(masses[which], windows, CONTEXT_SHARE), axes, "tokens",
-            f"W that holds the head's weight on {keys}: {smallest}; NaN where none does",
+            f"the smallest W of {sizes} with {CONTEXT_SHARE} of the weight on {keys}, {rows}; no value where none has",
         )  # fmt: skip
     return found
 
