@@ -59,14 +59,14 @@ class JointAblation(Result):
         return [str(name) for name in self.coordinates["ranking"]]
 
     def peak(self, ranking: str) -> int:
-        """The number of heads of which together and alone differ most.
+        """The number of heads, short of all, of which together and alone differ most.
 
         Raises:
             ValueError: no such ranking.
         """
         if ranking not in self.rankings:
             raise ValueError(f"ranking must be one of {', '.join(map(repr, self.rankings))}, got {ranking!r}")
-        excess = self["excess"][self.rankings.index(ranking)]
+        excess = self["excess"][self.rankings.index(ranking), :-1]
         return int(self.coordinates["ablated"][int(np.abs(excess).argmax())])
 
     def summary(self) -> str:
@@ -76,19 +76,22 @@ class JointAblation(Result):
             self.provenance.sentence(),
             f"{metric.capitalize()} with all heads {whole.mean():.3f} {unit}, mean over the second half of the "
             f"prompts, n = {len(whole)}; {self.settings['ablation']} ablation, rankings from the first half.",
-            "Where the heads together and the sum of each alone differ most:",
+            f"All {self.coordinates['ablated'][-1]} heads: {self._in_words(0, -1)}.",
+            "Short of all, the heads together and the sum of each alone differ most in:",
         ]
-        kept = list(self.coordinates["ablated"])
+        counts = list(self.coordinates["ablated"])
         for row, name in enumerate(self.rankings):
-            column = kept.index(self.peak(name))
-            joint, alone, excess = (self[what][row, column] for what in ("joint", "alone", "excess"))
-            low, high = self["excess_low"][row, column], self["excess_high"][row, column]
-            interval = f" [{low:+z.3f}, {high:+z.3f}]" if np.isfinite(low) else ""
-            lines.append(
-                f"{name}, first {kept[column]}: together {joint:+z.3f}, alone {alone:+z.3f}, "
-                f"difference {excess:+z.3f}{interval} {unit}."
-            )
+            n = self.peak(name)
+            lines.append(f"{name}, first {n}: {self._in_words(row, counts.index(n))}.")
         return "\n".join(lines)
+
+    def _in_words(self, row: int, column: int) -> str:
+        joint, alone, excess, low, high = (
+            self[what][row, column] for what in ("joint", "alone", "excess", "excess_low", "excess_high")
+        )
+        interval = f" [{low:+z.3f}, {high:+z.3f}]" if np.isfinite(low) else ""
+        unit = self.settings["unit"]
+        return f"together {joint:+z.3f}, alone {alone:+z.3f}, difference {excess:+z.3f}{interval} {unit}"
 
     def _draw_curves(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures

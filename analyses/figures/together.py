@@ -43,7 +43,7 @@ def joint_curves(
         figure.add_trace(
             go.Scatter(
                 x=np.concatenate((counts, counts[::-1])), y=np.concatenate((low, high[::-1])), fill="toself",
-                fillcolor=style.masked, opacity=0.5, line={"width": 0}, hoverinfo="skip",
+                mode="lines", fillcolor=style.masked, opacity=0.5, line={"width": 0}, hoverinfo="skip",
                 name=None if place else "random orders, together", showlegend=place == 0, legendgroup="band",
                 legendrank=3,
             ), **at,
@@ -66,12 +66,11 @@ def joint_curves(
                 ),
                 **at,
             )
-    figure.update_xaxes(type="log", tickvals=_ticks(counts))
-    figure.update_xaxes(title="heads ablated", showticklabels=True, row=rows)
+    figure.update_xaxes(type="log", tickvals=_ticks(counts), showticklabels=True)
+    figure.update_xaxes(title="heads ablated", row=rows)
     figure.update_yaxes(title=y_label, col=1)
-    return figure.update_layout(
-        showlegend=True, margin_t=70, legend=LEGEND_ABOVE | {"y": 1, "yref": "container", "yanchor": "top"}
-    )
+    legend = LEGEND_ABOVE | {"y": 1 + 0.1 / rows}  # above the panels' names
+    return figure.update_layout(showlegend=True, margin_t=64, legend=legend)
 
 
 def excess_curves(
