@@ -27,8 +27,18 @@ if TYPE_CHECKING:
     from workbench.analyses.attribution.sources import source_attribution as source_attribution
     from workbench.analyses.attribution.token_gradients import IntegratedGradients as IntegratedGradients
     from workbench.analyses.attribution.token_gradients import integrated_gradients as integrated_gradients
+    from workbench.analyses.induction.composition import HeadComposition as HeadComposition
+    from workbench.analyses.induction.composition import head_composition as head_composition
+    from workbench.analyses.induction.conditions import PrefixMatchingConditions as PrefixMatchingConditions
+    from workbench.analyses.induction.conditions import prefix_matching_conditions as prefix_matching_conditions
+    from workbench.analyses.induction.context_loss import InContextLearning as InContextLearning
+    from workbench.analyses.induction.context_loss import in_context_learning as in_context_learning
+    from workbench.analyses.induction.copying import CopyingScores as CopyingScores
+    from workbench.analyses.induction.copying import copying_scores as copying_scores
     from workbench.analyses.induction.heads import InductionHeads as InductionHeads
     from workbench.analyses.induction.heads import induction_heads as induction_heads
+    from workbench.analyses.induction.natural_text import PrefixMatchingInText as PrefixMatchingInText
+    from workbench.analyses.induction.natural_text import prefix_matching_in_text as prefix_matching_in_text
     from workbench.analyses.predictions.direct import DirectLogitAttribution as DirectLogitAttribution
     from workbench.analyses.predictions.direct import direct_logit_attribution as direct_logit_attribution
     from workbench.analyses.predictions.lens import LogitLens as LogitLens
@@ -66,17 +76,22 @@ _MODULE_OF = {
     "AttentionSinks": "sinks.rates",
     "AttributionAgreement": "attribution.heads",
     "AttributionPatching": "attribution.patching",
+    "CopyingScores": "induction.copying",
     "DirectLogitAttribution": "predictions.direct",
     "FirstTokenSinks": "sinks.first_token",
+    "HeadComposition": "induction.composition",
     "HeadPattern": "attention.patterns",
     "HeadPruning": "attribution.pruning",
     "HeadStatistics": "attention.heads",
     "HeadZoo": "attention.zoo",
+    "InContextLearning": "induction.context_loss",
     "InductionHeads": "induction.heads",
     "IntegratedGradients": "attribution.token_gradients",
     "JointAblation": "attribution.joint",
     "LogitLens": "predictions.lens",
     "MassiveActivations": "sinks.massive",
+    "PrefixMatchingConditions": "induction.conditions",
+    "PrefixMatchingInText": "induction.natural_text",
     "PromptFileError": "tasks",
     "PromptSet": "tasks",
     "Provenance": "result",
@@ -93,14 +108,17 @@ _MODULE_OF = {
     "attribution_agreement": "attribution.heads",
     "attribution_patching": "attribution.patching",
     "chunked_text": "prompts",
+    "copying_scores": "induction.copying",
     "direct_logit_attribution": "predictions.direct",
     "factual_recall": "tasks",
     "first_token_sinks": "sinks.first_token",
     "greater_than": "tasks",
+    "head_composition": "induction.composition",
     "head_pattern": "attention.patterns",
     "head_pruning": "attribution.pruning",
     "head_statistics": "attention.heads",
     "head_zoo": "attention.zoo",
+    "in_context_learning": "induction.context_loss",
     "indirect_objects": "tasks",
     "induction_heads": "induction.heads",
     "integrated_gradients": "attribution.token_gradients",
@@ -108,6 +126,8 @@ _MODULE_OF = {
     "load_result": "result",
     "logit_lens": "predictions.lens",
     "massive_activations": "sinks.massive",
+    "prefix_matching_conditions": "induction.conditions",
+    "prefix_matching_in_text": "induction.natural_text",
     "read_prompts": "tasks",
     "repeated_random_tokens": "prompts",
     "sink_interventions": "sinks.purpose",

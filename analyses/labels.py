@@ -26,3 +26,9 @@ SINK_SCORES = {
     "value_norm_ratio": "Value norm, sink / median",
     "output_norm_ratio": "Output norm, sink / median",
 }
+COPYING_SCORES = {
+    "in_situ": "Logit gain of the attended token",
+    "eigenvalues": "Copying by eigenvalues",
+    "eigenvalues_of_weights": "Copying by eigenvalues, weights as they are",
+    "top_share": "Attended tokens among the top 5 logits",
+}

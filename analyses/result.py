@@ -46,6 +46,11 @@ _CLASSES = {
     "streaming": ("workbench.analyses.sinks.streaming", "Streaming"),
     "switched_off": ("workbench.analyses.predictions.without", "SwitchedOff"),
     "source_attribution": ("workbench.analyses.attribution.sources", "SourceAttribution"),
+    "copying_scores": ("workbench.analyses.induction.copying", "CopyingScores"),
+    "head_composition": ("workbench.analyses.induction.composition", "HeadComposition"),
+    "in_context_learning": ("workbench.analyses.induction.context_loss", "InContextLearning"),
+    "prefix_matching_conditions": ("workbench.analyses.induction.conditions", "PrefixMatchingConditions"),
+    "prefix_matching_in_text": ("workbench.analyses.induction.natural_text", "PrefixMatchingInText"),
 }
 
 
@@ -88,7 +93,7 @@ class Provenance:
     weights: str  # precision and quantisation, in words
     inputs: str  # what the sequences are, in words
     inputs_sha256: str  # of token ids (int64) and mask (bool), row after row, pads as 0
-    n_sequences: int
+    n_sequences: int  # 0 where nothing is read but the weights
     n_tokens: int  # real tokens, BOS included
     bos: str  # whether the sequences start with BOS, in words
     versions: Mapping[str, str]
@@ -97,6 +102,8 @@ class Provenance:
         """One line for summaries and figure captions."""
         revision = f", revision {self.revision}" if self.revision else ""
         plural = "s" if self.n_sequences > 1 else ""
+        if not self.n_sequences:
+            return f"{self.model_name} ({self.weights}{revision}); {self.inputs}."
         return (
             f"{self.model_name} ({self.weights}{revision}); {self.inputs}; {self.n_sequences:,} sequence{plural}, "
             f"{self.n_tokens:,} token{'s' if self.n_tokens > 1 else ''}, {self.bos}."

@@ -208,6 +208,12 @@ def provenance(model: Any, sequences: Sequences) -> Provenance:
     )
 
 
+def weights_provenance(model: Any) -> Provenance:
+    """The provenance of a result that comes from a model's weights alone."""
+    none = torch.zeros(0, 1, dtype=torch.int64)
+    return replace(provenance(model, Sequences(none, none.bool(), "weights alone, no text")), bos="no text")
+
+
 def _bos_in_words(model: Any, sequences: Sequences) -> str:
     frame = text_frame(model)
     if not frame.before:

@@ -24,6 +24,7 @@ from workbench.analyses.figures.gradients import token_map as token_map
 from workbench.analyses.figures.heads import effects as effects
 from workbench.analyses.figures.heads import head_map as head_map
 from workbench.analyses.figures.heads import head_scatter as head_scatter
+from workbench.analyses.figures.induction import pair_map as pair_map
 from workbench.analyses.figures.lens import lens_map as lens_map
 from workbench.analyses.figures.lens import paired_bars as paired_bars
 from workbench.analyses.figures.numbers import numbers_of as numbers_of
