@@ -1,15 +1,17 @@
-"""What each depth of a model predicts, as text on a map."""
+"""Predictions: of each depth, as text on a map, and of two runs side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
 from workbench.analyses.figures.style import (
     COLOURBAR_ROOM,
+    LEGEND_ABOVE,
     SCORE_SCALE,
+    THEMES,
     blank_figure,
     colour_of_text,
     colourbar,
@@ -62,6 +64,33 @@ def lens_map(
         )
     figure.update_xaxes(title="text", type="category", tickangle=-60, showgrid=False)
     figure.update_yaxes(title="depth (layers applied)", dtick=1 if n_depths <= 40 else 4, showgrid=False)
+    return figure
+
+
+def paired_bars(
+    series: Mapping[str, np.ndarray], tokens: Sequence[str], *, label: str, theme: str = "light"
+) -> go.Figure:
+    """A bar for every token in each of the series, the first token on top; values are shares of 1."""
+    figure = blank_figure(theme, height=max(240, 30 * len(tokens) + 110))
+    figure.update_layout(showlegend=True, legend={**LEGEND_ABOVE, "traceorder": "reversed"}, bargap=0.3)
+    places = np.arange(len(tokens))
+    for name, values in reversed(series.items()):  # plotly draws the first series of a group at the bottom
+        figure.add_trace(
+            go.Bar(
+                x=values,
+                y=places,
+                name=name,
+                orientation="h",
+                customdata=[show_token(token) for token in tokens],
+                marker={"color": THEMES[theme].series[list(series).index(name)], "line_width": 0},
+                hovertemplate=f"%{{customdata}}<br>{name}: %{{x:.4f}}<extra></extra>",
+            )
+        )
+    largest = max(float(np.max(values)) for values in series.values())
+    figure.update_xaxes(title=label, range=(0, min(1.0, 1.05 * largest)))
+    figure.update_yaxes(
+        tickvals=places, ticktext=[_short(token) for token in tokens], autorange="reversed", showgrid=False
+    )
     return figure
 
 
