@@ -20,6 +20,7 @@ from workbench.analyses.figures.style import (
     colours,
 )
 
+LABEL = np.array([0.13, 0.055])  # what a name takes of a plot's width and height on a page
 CELLS_WITH_TEXT = 400  # a map with at most so many cells prints its values
 
 
@@ -131,23 +132,30 @@ def _ratio_ticks(logarithms: np.ndarray) -> list[float]:
     return [float(f"{digit}e{power}") for power in range(-6, 7) for digit in digits]
 
 
-def label_places(drawn: np.ndarray, points: np.ndarray) -> dict[int, str]:
+def label_places(
+    drawn: np.ndarray, points: np.ndarray, label: np.ndarray = LABEL, right: float = np.inf
+) -> dict[int, str]:
     """On which side of each of the points, as far as there is room, its label stands and covers no other label.
 
     Args:
         drawn: [2, point], x and y as they are on the axes.
         points: the indices of the points to be named, the most important first.
+        label: width and height of a label in shares of what the points span.
+        right: where labels have to end, in shares of what the points span.
     """
-    label = np.array([0.13, 0.055])  # width and height in shares of the plot
     sides = {"top right": (0.51, 0.51), "bottom right": (0.51, -0.51), "top left": (-0.51, 0.51),
              "bottom left": (-0.51, -0.51)}  # fmt: skip
     known = np.isfinite(drawn).all(axis=0)
     spread = np.ptp(drawn[:, known], axis=1) if known.any() else np.ones(2)
+    spread = np.where(spread > 0, spread, 1)
+    last = drawn[0, known].max(initial=-np.inf) / spread[0] - 1 + right
     places: dict[int, str] = {}
     middles: list[np.ndarray] = []
     for point in (int(point) for point in points if known[point]):
         for side, offset in sides.items():
-            middle = drawn[:, point] / np.where(spread > 0, spread, 1) + label * offset
+            middle = drawn[:, point] / spread + label * offset
+            if middle[0] + label[0] / 2 > last:
+                continue
             if all((np.abs(middle - other) >= label).any() for other in middles):
                 places[point] = side
                 middles.append(middle)
@@ -169,7 +177,7 @@ def effects(
         series: kind → (effects, standard errors), each [name].
         control: the largest |effect| of a control; a grey band spans ± that.
     """
-    figure = blank_figure(theme, height=max(300, 26 * len(names) + 130))
+    figure = blank_figure(theme, height=max(300, max(26, 11 * len(series)) * len(names) + 130))
     if np.isfinite(control):
         figure.add_vrect(
             x0=-control, x1=control, fillcolor=THEMES[theme].masked, opacity=0.5, line_width=0, layer="below",
@@ -185,7 +193,7 @@ def effects(
                 mode="markers",
                 marker={
                     "color": THEMES[theme].series[place],
-                    "symbol": ("circle", "diamond", "square")[place],
+                    "symbol": ("circle", "diamond", "square", "triangle-up", "x")[place],
                     "size": 9,
                 },
                 orientation="h",

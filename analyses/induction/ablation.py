@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.analyses.attention.scores import reaches
 from workbench.analyses.interventions.edits import mean_outputs, replace_head, together
 from workbench.analyses.interventions.metrics import losses_of
+from workbench.analyses.interventions.paths import CleanRun, has_paths
 from workbench.analyses.interventions.sweeps import Head, Intervention, measure
 from workbench.analyses.prompts import RepeatedTokens
 from workbench.analyses.result import Quantity
@@ -60,21 +61,17 @@ def ablation_check(
     is_control = np.arange(len(ablated)) >= len(candidates)
     without = [[peer for peer in group if peer != head] for head in tested]
     means = mean_z(model, repetition.others, sorted({layer for layer, _ in ablated + group}))
-    by_mean = [without_heads(heads, means) for heads in (*([head] for head in ablated), group, *without)]
-    interventions = [*by_mean, *(replace_head(*head) for head in ablated)]
-    effects = loss_effects(model, repetition.prompts, interventions, progress)
-    n = len(ablated)
-    mean, mean_error = mean_and_error(effects[:n].T)
-    zero, zero_error = mean_and_error(effects[-n:].T)
-    peer, peer_error = np.full((2, n), np.nan)
-    for place, head in enumerate(tested):
-        further = effects[n] - effects[n + 1 + place]
-        peer[candidates.index(head)], peer_error[candidates.index(head)] = mean_and_error(further)
-    control = control_effect(mean[is_control])
-    verdicts = ["control"] * n
+    found = _measured(model, repetition.prompts, _plans(model, repetition, means, ablated, group, without), progress)
+    effects = {kind: mean_and_error(found[kind].T) for kind in found if kind != "peers"}
+    of_group, *of_others = found["peers"]
+    effects["peer"] = np.full((2, len(ablated)), np.nan)
+    for head, of_other in zip(tested, of_others, strict=True):
+        effects["peer"][:, candidates.index(head)] = mean_and_error(of_group - of_other)
+    mean, peer = np.transpose(effects["mean"]).tolist(), np.transpose(effects["peer"]).tolist()  # effect, error
+    control = control_effect(effects["mean"][0][is_control])
+    verdicts = ["control"] * len(ablated)
     for place, head in enumerate(candidates):
-        found = (mean[place], mean_error[place]), (peer[place], peer_error[place])
-        verdicts[place] = verdict(has_pattern[head], *found, control)
+        verdicts[place] = verdict(has_pattern[head], mean[place], peer[place], control)
     names = [
         f"L{layer}H{head}{' (control)' if c else ''}" for (layer, head), c in zip(ablated, is_control, strict=True)
     ]
@@ -82,15 +79,62 @@ def ablation_check(
         "ablated_head": Quantity(np.array(ablated), ("ablated", "layer and head"), "", "layer and head"),
         "is_control": Quantity(is_control, ("ablated",), "", "whether it is a random head beside one with the pattern"),
         "verdict": Quantity(np.array(verdicts), ("ablated",), "", "see InductionHeads"),
-        **_effect("mean", mean, mean_error, f"{_REPLACED} its mean per position on other sequences"),
-        **_effect("zero", zero, zero_error, f"{_REPLACED} zeros"),
-        **_effect("peer", peer, peer_error, f"further {_REPLACED} its mean, after those of all its peers"),
-        "group_effect": Quantity(effects[n].mean(), (), _UNIT, "mean_effect of all heads with the pattern together"),
+        **_effect_quantities(effects),
+        "group_effect": Quantity(of_group.mean(), (), _UNIT, "mean_effect of all heads with the pattern together"),
     }
 
 
-_REPLACED = "change of the repeated tokens' loss when the head's output is replaced by"
 _UNIT = "nats per token"
+_REPLACED = "change of the repeated tokens' loss when the head's output is replaced by"
+_DEFINITIONS = {
+    "mean": f"{_REPLACED} its mean per position on other sequences",
+    "zero": f"{_REPLACED} zeros",
+    "direct": "what of mean_effect the head does without any later head or MLP: these write what they wrote, and the "
+    "final norm is computed anew",
+    "patterns_kept": "what is left of mean_effect when every attention pattern stays as it is",
+    "peer": f"further {_REPLACED} its mean, after those of all its peers",
+}
+
+
+def _plans(
+    model: Any,
+    repetition: Repetition,
+    means: Mapping[int, Tensor],
+    ablated: Sequence[Head],
+    group: Sequence[Head],
+    without: Sequence[Sequence[Head]],
+) -> dict[str, list[Intervention]]:
+    """Kind of ablation → interventions: one for each ablated head, and for the peers those of groups."""
+    run = CleanRun.of(model, Sequences.read(model, repetition.prompts))
+    values = [(layer, head, means[layer][:, head]) for layer, head in ablated]
+    plans = {
+        "mean": [replace_head(*head) for head in values],
+        "zero": [replace_head(*head) for head in ablated],
+        "patterns_kept": [run.keeping_patterns(*head) for head in values],
+        "peers": [without_heads(heads, means) for heads in (group, *without)],
+    }
+    if has_paths(model):
+        plans["direct"] = [run.along_path((layer, head), value, "logits") for layer, head, value in values]
+    return plans
+
+
+def _measured(
+    model: Any, prompts: RepeatedTokens, plans: Mapping[str, Sequence[Intervention]], progress: Progress
+) -> dict[str, np.ndarray]:
+    """Effects on the loss under each plan, [intervention, sequence], of one sweep."""
+    effects = loss_effects(model, prompts, [one for plan in plans.values() for one in plan], progress)
+    ends = np.cumsum([len(plan) for plan in plans.values()])
+    return dict(zip(plans, np.split(effects, ends[:-1]), strict=True))
+
+
+def _effect_quantities(effects: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, Quantity]:
+    found = {}
+    for kind, definition in _DEFINITIONS.items():
+        if kind in effects:
+            name, (values, errors) = f"{kind}_effect", effects[kind]
+            found[name] = Quantity(values, ("ablated",), _UNIT, definition)
+            found[f"{name}_sem"] = Quantity(errors, ("ablated",), _UNIT, f"standard error of {name} over sequences")
+    return found
 
 
 def mean_z(model: Any, others: RepeatedTokens, layers: Sequence[int]) -> Mapping[int, Tensor]:
@@ -115,13 +159,6 @@ def loss_effects(
     losses = measure(model, Sequences.read(model, prompts), everything, metric, progress=progress)
     means = torch.where(counted, losses, 0.0).sum(dim=2) / counted.sum(dim=1)
     return (means[1:] - means[0]).numpy()
-
-
-def _effect(name: str, values: np.ndarray, errors: np.ndarray, definition: str) -> dict[str, Quantity]:
-    return {
-        f"{name}_effect": Quantity(values, ("ablated",), _UNIT, definition),
-        f"{name}_effect_sem": Quantity(errors, ("ablated",), _UNIT, f"standard error of {name}_effect over sequences"),
-    }
 
 
 def highest(scores: np.ndarray, n: int) -> list[Head]:

@@ -31,12 +31,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+ABLATIONS = {
+    "mean": "mean ablation",
+    "zero": "zero ablation",
+    "direct": "direct path",
+    "patterns_kept": "patterns kept",
+    "peer": "after its peers",
+}
+
+
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class InductionHeads(Result):
     """Scores [layer, head]; losses [copy, index]; effects [ablated] of the heads that score highest and of controls.
 
     ``coordinates["ablated"]`` names the ablated heads. The verdicts are on mean ablation (zeros, shown beside it, also
-    take away what a head always writes). An effect counts if it is two standard errors beyond ``control_effect``.
+    take away what a head always writes). An effect counts if it is two standard errors beyond ``control_effect``. Of
+    the effect of mean ablation, ``direct_effect`` goes straight to the logits, and ``patterns_kept_effect`` is left
+    when no head looks elsewhere for it (Olsson et al. 2022); neither enters the verdict.
 
     - *induction*: the loss of repeated tokens rises when the head is ablated alone.
     - *anti-induction*: it falls.
@@ -95,13 +106,18 @@ class InductionHeads(Result):
 
     def _ablation_lines(self) -> list[str]:
         threshold = self.settings["pattern_threshold"]
-        lines = [f"{'ablated alone':<16}{'prefix':>7}{'mean':>9}{'zero':>9}{'after peers':>13}  verdict"]
+        shown = [kind for kind in ABLATIONS if f"{kind}_effect" in self]
+        columns = {kind: ABLATIONS[kind].removesuffix(" ablation").replace("its ", "") for kind in shown}
+        widths = {kind: max(9, len(column) + 2) for kind, column in columns.items()}
+        heading = "".join(f"{columns[kind]:>{widths[kind]}}" for kind in shown)
+        lines = [f"{'ablated alone':<16}{'prefix':>7}{heading}  verdict"]
         for place, name in enumerate(self.coordinates["ablated"]):
-            peer = self["peer_effect"][place]
+            effects = {kind: self[f"{kind}_effect"][place] for kind in shown}
+            cells = {kind: "–" if np.isnan(effect) else f"{effect:+.3f}" for kind, effect in effects.items()}
             lines.append(
                 f"{name:<16}{self['prefix_matching'][tuple(self['ablated_head'][place])]:>7.3f}"
-                f"{self['mean_effect'][place]:>+9.3f}{self['zero_effect'][place]:>+9.3f}"
-                f"{'–' if np.isnan(peer) else f'{peer:+.3f}':>13}  {self['verdict'][place]}"
+                + "".join(f"{cells[kind]:>{widths[kind]}}" for kind in shown)
+                + f"  {self['verdict'][place]}"
             )
         lines.append(
             "Effects are changes of the repeated tokens' loss in nats per token; means are those of "
@@ -155,9 +171,9 @@ class InductionHeads(Result):
                 for name, verdict in zip(self.coordinates["ablated"], self["verdict"], strict=True)
             ],
             {
-                "mean ablation": (self["mean_effect"], self["mean_effect_sem"]),
-                "zero ablation": (self["zero_effect"], self["zero_effect_sem"]),
-                "after its peers": (self["peer_effect"], self["peer_effect_sem"]),
+                label: (self[f"{kind}_effect"], self[f"{kind}_effect_sem"])
+                for kind, label in ABLATIONS.items()
+                if f"{kind}_effect" in self
             },
             control=self.control_effect,
             x_label="change of the repeated tokens' loss (nats per token)",
@@ -165,7 +181,9 @@ class InductionHeads(Result):
         )
         note = (
             f"Mean ablation replaces the head's output by its mean per position on {self.replacement_in_words()}, zero "
-            "ablation by zeros. After its peers: mean ablation, once all other heads with the pattern are ablated. "
+            "ablation by zeros. Direct path, patterns kept: what mean ablation does past all later heads and MLPs, and "
+            "without a change of where any head looks. After its peers: mean ablation, once all other heads with the "
+            "pattern are ablated. "
             f"{self._errors('Bars')}"
         )
         if np.isfinite(self.control_effect):
@@ -203,7 +221,8 @@ def induction_heads(
     3. The ``n_ablated`` heads with the highest prefix matching are ablated one by one, with zeros and with their mean
        output per position on as many other sequences of the same kind (``seed + 1``). Controls are random heads
        without the pattern, one for each with it, from the same layers. With means, all heads that reach
-       ``pattern_threshold`` are ablated together as well, and all but each of them.
+       ``pattern_threshold`` are ablated together as well, and all but each of them. Each mean ablation is also shown
+       along the direct path to the logits alone, and with all attention patterns held as they were.
 
     Args:
         model: a HookedTransformer, or a TransformerBridge.

@@ -62,8 +62,9 @@ def test_all_analyses_agree(models: tuple[HookedTransformer, Any]) -> None:
         lambda model: induction_heads(model, length=12, n_sequences=2, n_ablated=2, pattern_threshold=0.01),
     ):
         ours, theirs = (analyse(model) for model in models)
-        assert list(ours.quantities) == list(theirs.quantities)
-        for name in ours.quantities:
+        # What goes straight to the logits is known of our own models only.
+        assert [name for name in ours.quantities if "direct" not in name] == list(theirs.quantities)
+        for name in theirs.quantities:
             if ours[name].dtype.kind == "f":
                 np.testing.assert_allclose(theirs[name], ours[name], atol=2e-5, err_msg=name)
         assert theirs.provenance.inputs_sha256 == ours.provenance.inputs_sha256

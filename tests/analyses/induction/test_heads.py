@@ -84,6 +84,26 @@ def test_two_heads_that_replace_each_other_are_redundant(hand_built_model: Calla
     assert (found["mean_effect"][:3] < 0.01).all() and found["group_effect"] > 4
 
 
+def test_what_a_head_does_by_itself_is_told_from_what_it_does_through_others(
+    hand_built_model: Callable[..., HookedTransformer],
+) -> None:
+    model, scores = hand_built_model(LENGTH), np.zeros((2, 4))
+    scores[0, 0], scores[1, 0] = 1.0, 0.9
+    prompts, others = (repeated_random_tokens(model, length=LENGTH, n_sequences=3, seed=seed) for seed in (0, 1))
+    names, found = ablation_check(
+        model, Repetition(prompts, others), scores, n_candidates=2, threshold=0.5, seed=0, progress=lambda *_: None
+    )
+    effects = {kind: found[f"{kind}_effect"].values for kind in ("mean", "direct", "patterns_kept")}
+    assert names[:2] == ["L0H0", "L1H0"]
+    # The previous-token head tells L1H0 where to look and does nothing else, but for the final norm's scale, which a
+    # length of the stream goes into. L1H0 writes the answer, and last.
+    assert (effects["mean"] > 2).all()
+    assert effects["direct"][0] == pytest.approx(0, abs=1e-5)
+    assert effects["patterns_kept"][0] == pytest.approx(0, abs=1e-5)
+    assert effects["direct"][1] == pytest.approx(effects["mean"][1], abs=1e-9)
+    assert effects["patterns_kept"][1] == pytest.approx(effects["mean"][1], abs=1e-9)
+
+
 def test_the_figure_shows_the_evidence_for_every_verdict(hand_built_model: Callable[..., HookedTransformer]) -> None:
     found = induction_heads(hand_built_model(LENGTH, induction_heads=2), length=LENGTH, n_sequences=4, n_ablated=3)
     figure = found.figure("ablation")
