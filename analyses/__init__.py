@@ -9,12 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.analyses.attention.circuits import HeadCircuits as HeadCircuits
+    from workbench.analyses.attention.circuits import head_circuits as head_circuits
     from workbench.analyses.attention.heads import HeadStatistics as HeadStatistics
     from workbench.analyses.attention.heads import head_statistics as head_statistics
     from workbench.analyses.attention.patterns import HeadPattern as HeadPattern
     from workbench.analyses.attention.patterns import head_pattern as head_pattern
     from workbench.analyses.attention.zoo import HeadZoo as HeadZoo
     from workbench.analyses.attention.zoo import head_zoo as head_zoo
+    from workbench.analyses.attribution.alternatives import AlternativeAttention as AlternativeAttention
+    from workbench.analyses.attribution.alternatives import alternative_attention as alternative_attention
     from workbench.analyses.attribution.heads import AttributionAgreement as AttributionAgreement
     from workbench.analyses.attribution.heads import attribution_agreement as attribution_agreement
     from workbench.analyses.attribution.joint import JointAblation as JointAblation
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
     from workbench.analyses.tasks import subject_verb_agreement as subject_verb_agreement
 
 _MODULE_OF = {
+    "AlternativeAttention": "attribution.alternatives",
     "AttentionSinks": "sinks.rates",
     "AttributionAgreement": "attribution.heads",
     "AttributionPatching": "attribution.patching",
@@ -80,6 +85,7 @@ _MODULE_OF = {
     "DirectLogitAttribution": "predictions.direct",
     "FirstTokenSinks": "sinks.first_token",
     "HeadComposition": "induction.composition",
+    "HeadCircuits": "attention.circuits",
     "HeadPattern": "attention.patterns",
     "HeadPruning": "attribution.pruning",
     "HeadStatistics": "attention.heads",
@@ -104,6 +110,7 @@ _MODULE_OF = {
     "Streaming": "sinks.streaming",
     "SwitchedOff": "predictions.without",
     "YearPrompts": "tasks",
+    "alternative_attention": "attribution.alternatives",
     "attention_sinks": "sinks.rates",
     "attribution_agreement": "attribution.heads",
     "attribution_patching": "attribution.patching",
@@ -114,6 +121,7 @@ _MODULE_OF = {
     "first_token_sinks": "sinks.first_token",
     "greater_than": "tasks",
     "head_composition": "induction.composition",
+    "head_circuits": "attention.circuits",
     "head_pattern": "attention.patterns",
     "head_pruning": "attribution.pruning",
     "head_statistics": "attention.heads",

@@ -28,11 +28,13 @@ FORMAT, FORMAT_VERSION = "attention-workbench result", 3
 
 # Where each kind of result lives: a file names its kind, never a module.
 _CLASSES = {
+    "alternative_attention": ("workbench.analyses.attribution.alternatives", "AlternativeAttention"),
     "attention_sinks": ("workbench.analyses.sinks.rates", "AttentionSinks"),
     "attribution_agreement": ("workbench.analyses.attribution.heads", "AttributionAgreement"),
     "attribution_patching": ("workbench.analyses.attribution.patching", "AttributionPatching"),
     "direct_logit_attribution": ("workbench.analyses.predictions.direct", "DirectLogitAttribution"),
     "first_token_sinks": ("workbench.analyses.sinks.first_token", "FirstTokenSinks"),
+    "head_circuits": ("workbench.analyses.attention.circuits", "HeadCircuits"),
     "head_pattern": ("workbench.analyses.attention.patterns", "HeadPattern"),
     "head_pruning": ("workbench.analyses.attribution.pruning", "HeadPruning"),
     "head_statistics": ("workbench.analyses.attention.heads", "HeadStatistics"),

@@ -45,5 +45,7 @@ from workbench.analyses.figures.style import show_token as show_token
 from workbench.analyses.figures.style import token_labels as token_labels
 from workbench.analyses.figures.together import excess_curves as excess_curves
 from workbench.analyses.figures.together import joint_curves as joint_curves
+from workbench.analyses.figures.weights import weight_scatter as weight_scatter
 from workbench.analyses.figures.zoo import head_kinds as head_kinds
 from workbench.analyses.figures.zoo import head_pairs as head_pairs
+from workbench.analyses.figures.zoo import token_pairs as token_pairs

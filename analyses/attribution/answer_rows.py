@@ -1,0 +1,203 @@
+"""Other weights in the rows of attention that make a prediction: shuffled, even, and as far away as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.analyses.attribution.patching import TOKENS_PER_GRADIENT
+from workbench.analyses.running import TOKENS_PER_RUN, cached
+from workbench.analyses.support import depends_on_length, emits_statistics
+from workbench.analyses.tasks import PromptSet
+
+HALVINGS = 8  # of the line from weights that change the prediction back to the original
+FIRST_STEP = 0.3  # length of the first step, in weight; the last is 0
+STEEPEST = 4.0  # of the divergence, whose slope has no bound where a weight is 0
+
+
+class AnswerRows:
+    """The rows of one layer's attention at the answer positions, and what would be predicted with other weights there.
+
+    Attributes:
+        weights: float64 [prompt, head, key].
+        free: bool [prompt, head, key], the keys among which weight may move.
+    """
+
+    def __init__(self, model: Any, prompts: PromptSet, layer: int, *, keep_first: bool) -> None:
+        if depends_on_length(model) and not bool(prompts.real.all()):
+            raise ValueError(
+                "this model's rotations depend on a prompt's length, so prompts of several lengths cannot share a run; "
+                "pass prompts of one length"
+            )
+        self._model, self._layer, self._name = model, layer, f"blocks.{layer}.attn.hook_pattern"
+        self._batch, self._rows = prompts.sequences.to(model.cfg.device), prompts.rows[:, 0].to(model.cfg.device)
+        names = [f"blocks.{layer}.hook_resid_pre", f"blocks.{layer}.attn.hook_attn_scores", self._name]
+        stream, scores, pattern = (cached(model, self._batch, names)[name] for name in names)
+        at = torch.arange(len(prompts), device=pattern.device)
+        self._stream = stream
+        self.weights = pattern[at, :, self._rows].double()
+        hidden = torch.finfo(scores.dtype).min / 2  # some models mask by the least number in place of −∞
+        self.free = scores[at, :, self._rows] > hidden
+        if keep_first:
+            self.free = self.free & (torch.arange(self.free.shape[-1], device=self.free.device) > 0)
+        if int(self.free.sum(dim=-1).min()) < 2:
+            raise ValueError("every answer position must see two tokens or more, or no weight can move; leave it out")
+        with torch.no_grad():
+            self._clean = self._predictions(self.weights[None], range(pattern.shape[1]))[0]
+
+    @torch.no_grad()
+    def distances(self, weights: Tensor, heads: Sequence[int]) -> Tensor:
+        """Total variation distance of the prediction with other weights of some heads from the model's own.
+
+        Args:
+            weights: [variant, prompt, head, key].
+
+        Returns:
+            float64 [variant, prompt].
+        """
+        size = max(1, TOKENS_PER_RUN // self._batch.tokens.numel())
+        return torch.cat([self._distances(some, heads) for some in weights.split(size)])
+
+    @torch.enable_grad()
+    def gradients(self, weights: Tensor, heads: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The same, and its gradient [variant, prompt, head, key] with respect to the weights."""
+        found = []
+        for some in weights.split(max(1, TOKENS_PER_GRADIENT // self._batch.tokens.numel())):
+            some = some.detach().requires_grad_()
+            distance = self._distances(some, heads)
+            found.append((distance.detach(), torch.autograd.grad(distance.sum(), some)[0]))
+        distances, slopes = zip(*found, strict=True)
+        return torch.cat(distances), torch.cat(slopes)
+
+    def _distances(self, weights: Tensor, heads: Sequence[int]) -> Tensor:
+        return (self._predictions(weights, heads) - self._clean).abs().sum(dim=-1) / 2
+
+    def _predictions(self, weights: Tensor, heads: Sequence[int]) -> Tensor:
+        """Probabilities of the next token, float64 [variant, prompt, d_vocab]; a HookedTransformer restarts here."""
+        model, n = self._model, len(weights)
+        rows = self._rows.repeat(n)
+        at = torch.arange(len(rows), device=rows.device)
+        chosen = torch.tensor(list(heads), device=rows.device)
+
+        def edit(pattern: Tensor, hook: Any) -> Tensor:  # [variant · prompt, head, query, key]
+            pattern = pattern.clone()
+            pattern[at[:, None], chosen, rows[:, None]] = weights.flatten(0, 1).to(pattern)
+            return pattern
+
+        if emits_statistics(model):
+            real = self._batch.real
+            mask = None if bool(real.all()) else real.repeat(n, 1)
+            with model.hooks(fwd_hooks=[(self._name, edit)]):
+                stream = model(
+                    self._stream.repeat(n, 1, 1), attention_mask=mask, start_at_layer=self._layer,
+                    stop_at_layer=model.cfg.n_layers,
+                )  # fmt: skip
+            logits = model.to_logits(stream[at, rows][:, None])[:, 0]
+        else:
+            tokens = self._batch.tokens.repeat(n, 1)
+            logits = model.run_with_hooks(tokens, return_type="logits", fwd_hooks=[(self._name, edit)])[at, rows]
+        return logits.double().softmax(dim=-1).unflatten(0, (n, -1))
+
+
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """½ Σ p log(p/m) + q log(q/m), m = (p + q) / 2, over the last axis, in nats."""
+    middle = ((p + q) / 2).clamp(min=1e-300)
+    return (torch.xlogy(p, p / middle) + torch.xlogy(q, q / middle)).sum(dim=-1) / 2
+
+
+def shuffled(weights: Tensor, free: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """The free weights of every row in ``n`` random orders, [variant, prompt, head, key] from [prompt, head, key]."""
+    noise = torch.rand((n, *weights.shape), generator=generator).to(weights.device)
+    order = noise.masked_fill(~free, 2.0).argsort(dim=-1, stable=True)  # the free keys in any order, then the others
+    places = (~free).byte().argsort(dim=-1, stable=True).expand_as(order)  # the same keys as they stand
+    found = weights.expand_as(noise).clone()
+    return found.scatter_(-1, places, weights.expand_as(noise).gather(-1, order))
+
+
+def even(weights: Tensor, free: Tensor) -> Tensor:
+    """The free weight of every row spread evenly, [prompt, head, key]."""
+    share = (weights * free).sum(dim=-1, keepdim=True) / free.sum(dim=-1, keepdim=True)
+    return torch.where(free, share, weights)
+
+
+def furthest(
+    weights: Tensor,
+    free: Tensor,
+    distances: Callable[[Tensor], Tensor],
+    gradients: Callable[[Tensor], tuple[Tensor, Tensor]],
+    *,
+    epsilon: float,
+    n_starts: int,
+    n_steps: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Weights as far as could be found from the original with the prediction within ``epsilon`` of it.
+
+    Starts put all of a head's free weight on one key: the one with the least weight, which is the furthest that any
+    weights can be, and random ones. Each is drawn back along the straight line to the original until the prediction is
+    near enough; then steps go up the divergence where it is, and down the distance where it is not (Polyak 1967),
+    projected to weights that sum to the same.
+
+    Args:
+        weights, free: [prompt, head, key].
+        distances, gradients: of the prediction under weights [variant, prompt, head, key], as in ``AnswerRows``.
+
+    Returns:
+        [prompt, head, key], the best of all starts by the mean divergence of the heads.
+    """
+    at = [weights.masked_fill(~free, torch.inf).argmin(dim=-1)]
+    for _ in range(n_starts - 1):
+        noise = torch.rand(weights.shape, generator=generator).to(weights.device)
+        at.append(noise.masked_fill(~free, -1.0).argmax(dim=-1))
+    mass = (weights * free).sum(dim=-1, keepdim=True)
+    corners = torch.nn.functional.one_hot(torch.stack(at), weights.shape[-1]) * mass
+    best = weights.clone()
+
+    def keep(found: Tensor) -> Tensor:  # all of these are near enough
+        nonlocal best
+        of_all = torch.cat((best[None], found))
+        chosen = jensen_shannon(of_all, weights).mean(dim=-1).argmax(dim=0)  # [prompt]
+        best = of_all[chosen, torch.arange(len(weights), device=weights.device)]
+        return found
+
+    current = keep(_drawn_back(torch.where(free, corners, weights), weights, distances, epsilon))
+    for step in range(n_steps):
+        distance, slope = gradients(current)
+        fits = (distance <= epsilon)[..., None, None]
+        keep(torch.where(fits, current, weights))
+        ratio = current / ((current + weights) / 2).clamp(min=1e-300)
+        direction = torch.where(fits, ratio.clamp(min=1e-300).log().clamp(min=-STEEPEST), -slope) * free
+        direction = (direction - direction.sum(dim=-1, keepdim=True) / free.sum(dim=-1, keepdim=True)) * free
+        direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        length = FIRST_STEP * (1 - step / n_steps)
+        current = torch.where(free, _projected(current + length * direction, free, mass), weights)
+    keep(_drawn_back(current, weights, distances, epsilon))
+    return best
+
+
+def _drawn_back(found: Tensor, weights: Tensor, distances: Callable[[Tensor], Tensor], epsilon: float) -> Tensor:
+    """Weights [variant, prompt, head, key] moved towards the original until the prediction is near enough."""
+
+    def between(share: Tensor) -> Tensor:
+        return torch.lerp(weights.expand_as(found), found, share[..., None, None])
+
+    low = (distances(found) <= epsilon).double()  # the share that is near enough, [variant, prompt]
+    high = torch.ones_like(low)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        fits = distances(between(middle)) <= epsilon
+        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+    return between(low)
+
+
+def _projected(values: Tensor, free: Tensor, mass: Tensor) -> Tensor:
+    """The nearest weights ≥ 0 of the free keys that sum to ``mass`` (Duchi et al. 2008, figure 1); 0 elsewhere."""
+    shut_out = -1e6  # so low that such a key gets nothing
+    values = values.masked_fill(~free, shut_out)
+    ordered = values.sort(dim=-1, descending=True).values
+    over = (ordered.cumsum(dim=-1) - mass) / torch.arange(1, values.shape[-1] + 1, device=values.device)
+    last = (ordered > over).sum(dim=-1, keepdim=True).clamp(min=1) - 1
+    return (values - over.gather(-1, last)).clamp(min=0)
