@@ -127,7 +127,8 @@ def head_pattern(
     """One head's attention on one sequence, with at most ``max_cells`` cells a side. Pads are left out.
 
     Memory is O(n + max_cells²) on a HookedTransformer, never n × n: the layers up to ``layer`` run once, and the cells
-    are computed from the queries and keys of that head alone.
+    are computed from the queries and keys of that head alone. Hooks that are active apply; where one is on the layer's
+    own scores or weights, they are computed in full.
 
     Args:
         tokens: a text, or token ids [pos] or [1, pos] with their ``attention_mask``.
@@ -224,7 +225,7 @@ def _measure(model: Any, sequence: Sequences, view: _View) -> tuple[np.ndarray, 
     )
     columns, n = slice(*view.keys), sequence.tokens.shape[1]
     statistics: Mapping[str, Any]
-    if emits_statistics(model):
+    if emits_statistics(model) and not _is_edited(model, view.layer):
         q, k, options = _score_inputs(model, sequence, view)
         statistics = attention(q, k, k, statistics=statistics_of, **options).statistics  # any v does: z is not read
         cells = attention_pattern(q, k, rows=slice(None), cols=columns, **options) if view.is_exact else None
@@ -232,9 +233,12 @@ def _measure(model: Any, sequence: Sequences, view: _View) -> tuple[np.ndarray, 
     else:
         name = f"blocks.{view.layer}.attn.hook_pattern"
         pattern = cached(model, sequence, [name])[name]
-        check_plain_causal(pattern, view.layer)
+        if emits_statistics(model):
+            mask = replace(model.score_inputs(sequence.tokens, view.layer)[2]["mask"], query_offset=view.queries[0])
+        else:
+            check_plain_causal(pattern, view.layer)
+            mask = AttentionMask(causal=True, query_offset=view.queries[0])
         pattern = pattern[:, view.head : view.head + 1, slice(*view.queries)]
-        mask = AttentionMask(causal=True, query_offset=view.queries[0])
         statistics = pattern_statistics(pattern, mask=mask, request=statistics_of)
         cells = pattern[..., columns] if view.is_exact else None
     found = {name: statistics[name][0, 0].double().cpu().numpy() for name in statistics if name in _KEPT}
@@ -250,6 +254,12 @@ def _measure(model: Any, sequence: Sequences, view: _View) -> tuple[np.ndarray, 
         if view.pooling == "mean":
             weight = weight / np.maximum(n_visible, 1)
     return np.where(n_visible > 0, weight, np.nan), found, seen_keys
+
+
+def _is_edited(model: Any, layer: int) -> bool:
+    """Whether hooks on the layer's scores or weights may make its pattern another than its queries and keys give."""
+    attention_of = model.blocks[layer].attn
+    return attention_of.hook_attn_scores.has_hooks() or attention_of.hook_pattern.has_hooks()
 
 
 _KEPT = ("entropy", "max_weight", "received", "virtual_mass")

@@ -1,4 +1,4 @@
-"""Figures of all heads at once: what kind each is, and which pairs of them are alike."""
+"""Figures of all heads at once, what kind each is and which are alike, and of pairs of tokens in one of them."""
 
 from __future__ import annotations
 
@@ -68,4 +68,19 @@ def head_pairs(
     axis = {"title": "head", "type": "category", "tickvals": list(every), "showgrid": False}
     figure.update_xaxes(**axis, tickangle=-60, constrain="domain")
     figure.update_yaxes(**axis, autorange="reversed", scaleanchor="x", constrain="domain")
+    return figure
+
+
+def token_pairs(
+    values: np.ndarray, tokens: Sequence[str], *, y_label: str, x_label: str, label: str, theme: str = "light"
+) -> go.Figure:
+    """Signed values of every pair of some tokens, [token, token]; ``tokens`` are their labels, all different."""
+    figure = blank_figure(theme, height=max(360, 18 * len(tokens) + 150), masked=True)
+    figure.update_layout(margin=COLOURBAR_ROOM)
+    hover = "%{y} → %{x}: %{z:+.3f}<extra></extra>"
+    figure.add_trace(
+        go.Heatmap(z=values, x=list(tokens), y=list(tokens), hovertemplate=hover, **colours(values, label, None, True))
+    )
+    figure.update_xaxes(title=x_label, type="category", tickangle=-60, showgrid=False)
+    figure.update_yaxes(title=y_label, type="category", autorange="reversed", showgrid=False)
     return figure
