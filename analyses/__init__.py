@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from workbench.analyses.attribution.sources import source_attribution as source_attribution
     from workbench.analyses.attribution.token_gradients import IntegratedGradients as IntegratedGradients
     from workbench.analyses.attribution.token_gradients import integrated_gradients as integrated_gradients
+    from workbench.analyses.induction.circuit import InductionCircuit as InductionCircuit
+    from workbench.analyses.induction.circuit import induction_circuit as induction_circuit
     from workbench.analyses.induction.composition import HeadComposition as HeadComposition
     from workbench.analyses.induction.composition import head_composition as head_composition
     from workbench.analyses.induction.conditions import PrefixMatchingConditions as PrefixMatchingConditions
@@ -91,6 +93,7 @@ _MODULE_OF = {
     "HeadStatistics": "attention.heads",
     "HeadZoo": "attention.zoo",
     "InContextLearning": "induction.context_loss",
+    "InductionCircuit": "induction.circuit",
     "InductionHeads": "induction.heads",
     "IntegratedGradients": "attribution.token_gradients",
     "JointAblation": "attribution.joint",
@@ -128,6 +131,7 @@ _MODULE_OF = {
     "head_zoo": "attention.zoo",
     "in_context_learning": "induction.context_loss",
     "indirect_objects": "tasks",
+    "induction_circuit": "induction.circuit",
     "induction_heads": "induction.heads",
     "integrated_gradients": "attribution.token_gradients",
     "joint_ablation": "attribution.joint",

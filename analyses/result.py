@@ -39,6 +39,7 @@ _CLASSES = {
     "head_pruning": ("workbench.analyses.attribution.pruning", "HeadPruning"),
     "head_statistics": ("workbench.analyses.attention.heads", "HeadStatistics"),
     "head_zoo": ("workbench.analyses.attention.zoo", "HeadZoo"),
+    "induction_circuit": ("workbench.analyses.induction.circuit", "InductionCircuit"),
     "induction_heads": ("workbench.analyses.induction.heads", "InductionHeads"),
     "integrated_gradients": ("workbench.analyses.attribution.token_gradients", "IntegratedGradients"),
     "joint_ablation": ("workbench.analyses.attribution.joint", "JointAblation"),

@@ -13,6 +13,7 @@ from workbench.analyses.figures.browser import ExportError as ExportError
 from workbench.analyses.figures.browser import find_browser as find_browser
 from workbench.analyses.figures.captions import captioned as captioned
 from workbench.analyses.figures.captions import indexed as indexed
+from workbench.analyses.figures.circuit import circuit_view as circuit_view
 from workbench.analyses.figures.export import FORMATS as FORMATS
 from workbench.analyses.figures.export import PICTURES as PICTURES
 from workbench.analyses.figures.export import config as config
