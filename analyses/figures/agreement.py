@@ -101,9 +101,9 @@ def quadrants(
         title=f"{y_label}, log scale", type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks],
         range=[lowest - 0.12, np.log10(largest) + 0.25], row=2,
     )  # fmt: skip
-    count = {"showgrid": False, "nticks": 3, "tickfont_size": 9, "title": {"text": "heads", "font_size": 10}}
-    figure.update_yaxes(**count, row=1, col=1)
-    figure.update_xaxes(**count, row=2, col=2)
+    count = {"showgrid": False, "tickfont_size": 9, "title": {"text": "heads", "font_size": 10}}
+    figure.update_yaxes(**count, tickvals=[max(figure.data[-2].y)], row=1, col=1)
+    figure.update_xaxes(**count, tickvals=[max(figure.data[-1].x)], row=2, col=2)
     figure.update_yaxes(title="", row=2, col=2)
     return figure.update_layout(showlegend=True, legend=LEGEND_ABOVE | {"y": 1.01}, bargap=0, margin_t=54)
 

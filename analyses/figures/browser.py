@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as TooLate
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -81,6 +82,7 @@ def pictures(figures: Sequence[go.Figure], options: Sequence[Mapping[str, Any]])
 def close() -> None:
     """Ends the browser, if one runs."""
     global _browser
+    atexit.unregister(close)
     if _browser is not None:
         _browser.close()
         _browser = None
@@ -101,14 +103,13 @@ class _Browser:
     def picture(self, figure: go.Figure, option: Mapping[str, Any]) -> bytes:
         if self._kaleido is None:
             self._kaleido = self._wait(self._open())
+            atexit.register(close)  # only now, so as to run before Python removes the browser's temporary folder
         return self._wait(self._kaleido.calc_fig(figure.to_dict(), opts=dict(option)))
 
     def close(self) -> None:
-        try:
+        with suppress(Exception):  # it is being given up, whatever it says
             if self._kaleido is not None:
-                self._wait(self._kaleido.close(), seconds=5)
-        except Exception:  # noqa: BLE001, S110 - it is being given up, whatever it says
-            pass
+                self._wait(self._kaleido.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _open(self) -> Any:
@@ -124,4 +125,3 @@ class _Browser:
 
 _browser: _Browser | None = None
 _lock = threading.Lock()
-atexit.register(close)

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from workbench.analyses.figures.style import escaped
 
 TITLE_SIZE, CAPTION_SIZE = 17, 12  # pixels
+LEGEND_ROOM = 26  # pixels, between text and plot
 TITLE_WIDTH, CAPTION_WIDTH = 66, 150  # characters: what fits on a page of 900 pixels, beside the buttons for the title
 TAG = r"</?(?:su[bp]|[bi])>|<br>"  # all of plotly's markup that our figures use
 
@@ -84,12 +85,13 @@ def _packed(words: list[str], width: int) -> list[str]:
 
 
 def _room(figure: go.Figure, n_title_lines: int, n_caption_lines: int) -> float:
-    legend = 26 if figure.layout.showlegend else 0
+    legend = LEGEND_ROOM if figure.layout.showlegend else 0
     return 1.3 * (TITLE_SIZE * n_title_lines + CAPTION_SIZE * n_caption_lines) + legend + 10
 
 
 def _set_caption(figure: go.Figure, title_lines: list[str], caption_lines: list[str]) -> go.Figure:
     room = _room(figure, len(title_lines), len(caption_lines))
+    above = 12 if len(title_lines) == 1 else 12 + 0.7 * TITLE_SIZE  # plotly lifts a title of several lines
     return figure.update_layout(
         title={
             "text": "<br>".join(title_lines),
@@ -101,7 +103,7 @@ def _set_caption(figure: go.Figure, title_lines: list[str], caption_lines: list[
             "y": 1,
             "xanchor": "left",
             "yanchor": "top",
-            "pad": {"l": 14, "t": 12},
+            "pad": {"l": 14, "t": above},
         },
         height=figure.layout.height + room,
         margin_t=figure.layout.template.layout.margin.t + room,

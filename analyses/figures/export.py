@@ -39,7 +39,7 @@ def write_figure(figure: go.Figure, path: str | os.PathLike, *, preset: str = "t
 
     Args:
         preset: "one-column" (3.3 inches wide, 8 pt type), "two-column" (6.9 inches, 8 pt) or "slide" (10 inches,
-            14 pt). PNG files have 300 dots per inch, or 600 for maps of very many cells. Pages and numbers are the
+            12 pt). PNG files have 300 dots per inch, or 600 for maps of very many cells. Pages and numbers are the
             same at every size.
 
     Raises:
