@@ -16,7 +16,7 @@ from workbench.analyses.running import Progress, silent, weights_provenance
 from workbench.components.positions import rotate
 from workbench.context import KeysAndQueries, position_rules
 
-Kind = Literal["k", "q", "v"]
+Composition = Literal["k", "q", "v"]
 Head = tuple[int, int]
 
 _AXES = ("source_layer", "source_head", "layer", "head")
@@ -35,9 +35,9 @@ class HeadComposition(Result):
     all_figure_kinds: ClassVar[tuple[str, ...]] = ("pairs", "sources", "strongest")
     frame_axes: ClassVar[tuple[str, ...]] = _AXES
 
-    def top(self, kind: Kind = "k", n: int = 5) -> list[tuple[Head, Head]]:
+    def top(self, composition: Composition = "k", n: int = 5) -> list[tuple[Head, Head]]:
         """The ``n`` pairs ((layer, head) that writes, (layer, head) that reads) with the largest composition."""
-        values = self[f"{_checked(kind)}_composition"]
+        values = self[f"{_checked(composition)}_composition"]
         order = np.argsort(-np.nan_to_num(values, nan=-np.inf), axis=None, kind="stable")[:n]
         pairs = zip(*np.unravel_index(order, values.shape), strict=True)
         found = [((int(a), int(b)), (int(c), int(d))) for a, b, c, d in pairs]
@@ -60,36 +60,36 @@ class HeadComposition(Result):
         )
         return "\n".join(lines)
 
-    def _draw_pairs(self, *, kind: Kind = "k", theme: str = "light") -> Drawing:
+    def _draw_pairs(self, *, composition: Composition = "k", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        values = self[f"{_checked(kind)}_composition"]
-        n_layers, n_heads = values.shape[:2]
-        figure = figures.pair_map(
-            values.reshape(n_layers * n_heads, -1).T, n_heads=n_heads, label=f"{kind.upper()}-composition above chance",
-            theme=theme,
-        )  # fmt: skip
-        return Drawing(figure, f"{kind.upper()}-composition of every pair of heads", self.define(f"{kind}_composition"))
+        name = f"{_checked(composition)}_composition"
+        n_layers, n_heads = self[name].shape[:2]
+        square = self[name].reshape(n_layers * n_heads, -1).T
+        figure = figures.pair_map(square, n_heads=n_heads, label=_label(composition), theme=theme)
+        return Drawing(figure, f"{composition.upper()}-composition of every pair of heads", self.define(name))
 
-    def _draw_sources(self, *, kind: Kind = "k", into: Head | None = None, theme: str = "light") -> Drawing:
+    def _draw_sources(
+        self, *, composition: Composition = "k", into: Head | None = None, theme: str = "light"
+    ) -> Drawing:
         from workbench.analyses import figures
 
-        values = self[f"{_checked(kind)}_composition"]
+        name = f"{_checked(composition)}_composition"
+        values = self[name]
         if into is None:
-            pairs = self.top(kind, 1)
+            pairs = self.top(composition, 1)
             into = pairs[0][1] if pairs else (values.shape[0] - 1, 0)
         layer, head = into
         if not (0 <= layer < values.shape[2] and 0 <= head < values.shape[3]):
             raise ValueError(f"into must be the layer and head of a head of the model, got {into!r}")
-        label = f"{kind.upper()}-composition above chance"
-        figure = figures.head_map(values[:, :, layer, head], label=label, signed=True, theme=theme)
-        title = f"What L{layer}H{head} reads in its {_READS[kind]}: {kind.upper()}-composition with every earlier head"
-        return Drawing(figure, title, self.define(f"{kind}_composition"))
+        figure = figures.head_map(values[:, :, layer, head], label=_label(composition), signed=True, theme=theme)
+        title = f"Whose output L{layer}H{head} reads in its {_READS[composition]}, every earlier head"
+        return Drawing(figure, title, self.define(name))
 
     def _draw_strongest(self, *, n: int = 10, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        kinds: tuple[Kind, ...] = get_args(Kind)
+        kinds: tuple[Composition, ...] = get_args(Composition)
         values = [self[f"{kind}_composition"] for kind in kinds]
         pairs = list(dict.fromkeys(pair for kind in kinds for pair in self.top(kind, n)))
         pairs = sorted(pairs, key=lambda pair: -max(np.nan_to_num([of[pair[0] + pair[1]] for of in values])))[:n]
@@ -104,10 +104,16 @@ class HeadComposition(Result):
         return Drawing(figure, "The pairs of heads that compose most", note)
 
 
-def _checked(kind: str) -> str:
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}, got {kind!r}")
-    return kind
+def _label(composition: Composition) -> str:
+    return f"{composition.upper()}-composition above chance"
+
+
+def _checked(composition: str) -> str:
+    if composition not in get_args(Composition):
+        raise ValueError(
+            f"composition must be one of {', '.join(map(repr, get_args(Composition)))}, got {composition!r}"
+        )
+    return composition
 
 
 @torch.no_grad()
@@ -143,7 +149,7 @@ def head_composition(
     if not isinstance(n_draws, int) or n_draws < 2:
         raise ValueError(f"n_draws must be two or more, got {n_draws!r}")
     rotary = cfg.positional_embedding_type == "rotary"
-    found = {kind: torch.full((cfg.n_layers, cfg.n_heads) * 2, torch.nan) for kind in get_args(Kind)}
+    found = {kind: torch.full((cfg.n_layers, cfg.n_heads) * 2, torch.nan) for kind in get_args(Composition)}
     writers: list[Tensor] = []
     for layer in range(cfg.n_layers):
         circuits = HeadCircuits.of(model, layer)
@@ -182,7 +188,7 @@ def _writer(W_V: Tensor, W_O: Tensor) -> Tensor:
     return _unit(_triangle(W_V) @ W_O)
 
 
-def _readers(W_Q: Tensor, W_K: Tensor, W_V: Tensor, W_O: Tensor) -> dict[Kind, Tensor]:
+def _readers(W_Q: Tensor, W_K: Tensor, W_V: Tensor, W_O: Tensor) -> dict[Composition, Tensor]:
     """[head, d_model, d_head] of norm 1 each: what reads the stream, times the triangle of what it is multiplied by."""
     return {
         "k": _unit(W_K @ _triangle(W_Q).mT),
@@ -218,7 +224,7 @@ def _chance(d_model: int, d_head: int, n_draws: int, seed: int) -> Tensor:
     return torch.cat(found).flatten().double()
 
 
-def _quantities(found: Mapping[Kind, Tensor], chance: Tensor) -> dict[str, Quantity]:
+def _quantities(found: Mapping[Composition, Tensor], chance: Tensor) -> dict[str, Quantity]:
     mean = float(chance.mean())
     formulas = {
         "k": "‖W_QK W_OV‖ / (‖W_QK‖ ‖W_OV‖)",

@@ -46,7 +46,7 @@ class PrefixMatchingConditions(Result):
     ``reads`` says what a head goes by, as far as intervals tell:
 
     - *content*: at or above ``settings["pattern_threshold"]`` in every condition.
-    - *position*: so for a fixed period of some length, and below it for random gaps of the same length.
+    - *position*: so for a fixed period of some length, and at most half of that for random gaps of the same length.
     - *some conditions*: at or above it in some condition, and neither of these.
     - *no pattern*: in none.
     """
@@ -81,7 +81,7 @@ class PrefixMatchingConditions(Result):
         threshold = self.settings["pattern_threshold"]
         for reads, what in (
             ("content", f"At {threshold} or above in every condition (content)"),
-            ("position", "Only where the period is fixed (position)"),
+            ("position", "At most half of it where the period is not fixed (position)"),
             ("some conditions", "In some conditions"),
         ):
             names = ", ".join(f"L{layer}H{head}" for layer, head in self.heads(reads)[:10])
@@ -325,12 +325,12 @@ def _difference(fixed: np.ndarray, gaps: np.ndarray, axis: int) -> np.ndarray:
 
 def _reads(quantities: Mapping[str, Quantity], spacings: Sequence[str], threshold: float) -> np.ndarray:
     """[layer, head], as PrefixMatchingConditions says."""
-    has = reaches(quantities["prefix_matching_low"].values, threshold)  # [length, spacing, layer, head]
-    lacks = ~reaches(quantities["prefix_matching_high"].values, threshold)
+    low, high = (quantities[f"prefix_matching_{end}"].values for end in ("low", "high"))
+    has = reaches(low, threshold)  # [length, spacing, layer, head]
     found = np.where(has.any(axis=(0, 1)), "some conditions", "no pattern")
     if len(spacings) == 2:
         fixed, gaps = spacings.index("fixed"), spacings.index("random gaps")
-        found[(has[:, fixed] & lacks[:, gaps]).any(axis=0)] = "position"
+        found[(has[:, fixed] & (high[:, gaps] <= low[:, fixed] / 2)).any(axis=0)] = "position"
         found[has.all(axis=(0, 1))] = "content"
     return found
 

@@ -233,7 +233,8 @@ def _gains(z: Tensor, weights: Tensor, tokens: Tensor, to_logits: Tensor) -> tup
         least = logits.topk(min(N_TOP, logits.shape[1]), dim=1).values[:, -1:]
         of_tokens = logits.gather(1, tokens[some])  # [row, key]
         gains.append((weights[some] * of_tokens).sum(dim=1).double())
-        promoted.append((weights[some] * (of_tokens >= least)).sum(dim=1).double())
+        is_top = (of_tokens >= least) & (of_tokens > 0)  # a head that writes nothing has logits of 0 alone
+        promoted.append((weights[some] * is_top).sum(dim=1).double())
     return torch.cat(gains), torch.cat(promoted)
 
 
@@ -254,8 +255,8 @@ def _quantities(parts: list[_Layer], n_sequences: int, seed: int) -> dict[str, Q
         for name in ("gain", "weight", "promoted")
     }
     counts = parts[0].n_rows.cpu().numpy()[:, None].repeat(len(parts), axis=1)  # [sequence, layer]
-    n_rows = int(counts.sum())
-    gain = HeadScore(sums["gain"], counts, n_rows, n_rows)
+    n_rows = int(counts[:, 0].sum())
+    gain = HeadScore(sums["gain"], counts, n_rows * len(parts), n_rows * len(parts))
     weight, promoted = sums["weight"].sum(axis=0), sums["promoted"].sum(axis=0)
     logits, share, queries = "logits", "share of 1", "mean over queries in the repetitions"
     found = {
