@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from workbench.analyses.prompts import RepeatedTokens as RepeatedTokens
     from workbench.analyses.prompts import chunked_text as chunked_text
     from workbench.analyses.prompts import repeated_random_tokens as repeated_random_tokens
+    from workbench.analyses.report import write_report as write_report
     from workbench.analyses.result import Provenance as Provenance
     from workbench.analyses.result import Quantity as Quantity
     from workbench.analyses.result import Result as Result
@@ -147,6 +148,7 @@ _MODULE_OF = {
     "streaming_perplexity": "sinks.streaming",
     "subject_verb_agreement": "tasks",
     "what_if": "predictions.without",
+    "write_report": "report",
 }
 __all__ = list(_MODULE_OF)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import io
 import json
 import os
-import uuid
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from workbench.analyses.files import write_together
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -281,7 +280,12 @@ class Result:
         }
         description["sha256"] = _digest(description)
         text = json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False)
-        _write_together({_with_suffix(stem, ".npz"): arrays, _with_suffix(stem, ".json"): text.encode()})
+        files = {_with_suffix(stem, ".npz"): arrays, _with_suffix(stem, ".json"): text.encode()}
+        try:
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            write_together(files)
+        except OSError as error:
+            raise ResultFileError(f"cannot write {stem.parent}: {error.strerror}") from error
         return _with_suffix(stem, ".json")
 
 
@@ -356,19 +360,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ResultFileError(f"cannot read {path}: {error.strerror}; a result is a .json and an .npz file") from error
-
-
-def _write_together(files: Mapping[Path, bytes]) -> None:
-    temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in files}
-    try:
-        for path, content in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary[path].write_bytes(content)
-        for path, written in temporary.items():
-            written.replace(path)
-    except OSError as error:
-        raise ResultFileError(f"cannot write {next(iter(files)).parent}: {error.strerror}") from error
-    finally:
-        for written in temporary.values():
-            with contextlib.suppress(OSError):
-                written.unlink()

@@ -10,6 +10,7 @@ import argparse
 import io
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from workbench import commands
 from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.errors import WorkbenchError, ran_out_of_memory
 
+PICTURES = ("svg", "pdf", "png")
 SPACINGS = ("fixed", "random gaps")
 
 
@@ -36,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         try:
+            arguments = sys.argv[1:] if arguments is None else arguments
             options = _parser().parse_args(arguments)
+            options.command = shlex.join(["workbench", *arguments])
             options.run(options)
         finally:
             sys.stdout.flush()
@@ -146,8 +150,13 @@ def _analysis(verbs: Any, name: str, purpose: str, run: Callable) -> argparse.Ar
     parser = verbs.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
     parser.add_argument("model", metavar="MODEL", help="a known name, a Hugging Face id, a folder or a GGUF file")
     parser.add_argument(
-        "--out", type=_path, metavar="DIR", help="also write the result, its figures (HTML) and tables (CSV)"
-    )
+        "--out", type=_path, metavar="DIR",
+        help="also write the result, its figures (HTML), its tables (CSV) and a report of it all (HTML)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--format", type=_formats, default=(), dest="formats", metavar="KIND[,KIND]",
+        help="with --out, the figures as pictures too: svg, pdf or png, at the width of a page (needs a Chromium)",
+    )  # fmt: skip
     _add_device(parser)
     parser.set_defaults(run=run)
     return parser
@@ -247,6 +256,13 @@ def _path(text: str) -> Path:
     if not text:  # which would stand for the present folder
         raise argparse.ArgumentTypeError("must not be empty")
     return Path(text)
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    formats = tuple(dict.fromkeys(text.lower().split(",")))
+    if unknown := [name for name in formats if name not in PICTURES]:
+        raise argparse.ArgumentTypeError(f"must be of {', '.join(PICTURES)}, with commas between, got {unknown[0]!r}")
+    return formats
 
 
 def _port(text: str) -> int:

@@ -199,6 +199,7 @@ def _analyse(
         run: from the model and a report of progress to the result.
         tabulate: the table that is printed below the summary.
     """
+    _check_formats(options)
     with output_folder(options.out) if options.out else nullcontext() as output:
         from workbench.loading.pretrained import load_pretrained
         from workbench.loading.progress import terminal_progress
@@ -212,7 +213,7 @@ def _analyse(
         table = tabulate(options, result, tables) if tabulate else None  # before writing: it may refuse its options
         if output is not None:
             with output.writing():
-                _write(result, output.partial / name, tables)
+                _write(options, result, output.partial / name, tables)
     sys.stdout.write(result.summary() + "\n")
     if table:
         print_table(*table)
@@ -279,12 +280,29 @@ def _visible(token: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in shown)
 
 
-def _write(result: Result, stem: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+def _check_formats(options: argparse.Namespace) -> None:
+    if not options.formats:
+        return
+    if options.out is None:
+        raise WorkbenchError("--format needs --out DIR, where the pictures are written")
+    from workbench.analyses.figures import find_browser
+
+    find_browser()
+
+
+def _write(options: argparse.Namespace, result: Result, stem: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    from workbench.analyses import write_report
+    from workbench.analyses.figures import write_figure, write_figures
+
     result.save(stem)
     for name, table in tables.items():
         table.to_csv(stem.with_name(f"{stem.name}{'_' * bool(name)}{name}.csv"), index=False)
+    pictures = {}
     for kind in result.figure_kinds:
-        result.write_figure(stem.with_name(f"{stem.name}_{kind}.html"), kind, captioned=True)
+        write_figure(result.figure(kind, captioned=True), stem.with_name(f"{stem.name}_{kind}.html"))
+        pictures |= {stem.with_name(f"{stem.name}_{kind}.{name}"): result.figure(kind) for name in options.formats}
+    write_figures(pictures)
+    write_report(result, stem.with_name(f"{stem.name}_report.html"), command=options.command)
 
 
 def _text_unless_random(options: argparse.Namespace) -> str | None:

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import plotly.graph_objects as go
 
 from workbench.analyses.figures import browser
 from workbench.analyses.figures.numbers import numbers_of
 from workbench.analyses.figures.paper import PRESETS, Preset, on_paper
+from workbench.analyses.files import write_together
 
 PICTURES = ("svg", "pdf", "png")
 FORMATS = (*PICTURES, "html", "csv")
@@ -58,16 +58,8 @@ def write_figures(figures: Mapping[str | os.PathLike, go.Figure], *, preset: str
     for path in paths:
         if _format(path) not in FORMATS:
             raise ValueError(f"{path} must end in one of {', '.join(f'.{name}' for name in FORMATS)}")
-    temporary = {path: path.with_name(f".{path.name}.{uuid4().hex}") for path in paths}
-    try:
-        contents = _contents(dict(zip(paths, figures.values(), strict=True)), PRESETS[preset])
-        for path, content in zip(paths, contents, strict=True):
-            temporary[path].write_bytes(content)
-        for path, written in temporary.items():
-            written.replace(path)
-    finally:
-        for written in temporary.values():
-            written.unlink(missing_ok=True)
+    contents = _contents(dict(zip(paths, figures.values(), strict=True)), PRESETS[preset])
+    write_together(dict(zip(paths, contents, strict=True)))
     return paths
 
 
