@@ -28,6 +28,7 @@ _PROPERTIES: dict[str, Accepted] = {
     "relayoutData": _EVENT,
     "cellClicked": _EVENT,
 }
+_LISTS = ("off",)  # components whose value is a list
 _STORES: dict[str, Accepted] = {
     "submission": (dict,),
     "input": (dict,),
@@ -111,7 +112,13 @@ def _check_places(kind: str, given: Any, wanted: list[dict]) -> None:
         raise ValueError(f"the {kind} are not the callback's")
 
 
+def accepted_types(component: str, name: str) -> Accepted:
+    """The types that a property of a component may have."""
+    if name == "value" and component in _LISTS:
+        return (list, _NOTHING)
+    return _STORES[component] if name == "data" else _PROPERTIES[name]
+
+
 def _check_value(component: str, name: str, value: Any) -> None:
-    accepted = _STORES[component] if name == "data" else _PROPERTIES[name]
-    if not isinstance(value, accepted):
+    if not isinstance(value, accepted_types(component, name)):
         raise ValueError(f"the value of {component}.{name} has another type")

@@ -73,26 +73,49 @@ class Services:
 
         The map must have a pixel for each of them, in a narrow window too: what falls between pixels is not drawn.
         """
-        if view.layer is None or view.head is None:
+        if not view.has_head:
             raise PreventUpdate
-        layer, head = view.layer, view.head
 
         def run(model: Any, job: Job) -> Any:
-            from workbench.analyses import head_pattern
-
-            return head_pattern(
-                model,
-                self._tokens(model, view),
-                layer,
-                head,
-                queries=view.queries,
-                keys=view.keys,
-                max_cells=max_cells,
-                pooling=view.pooling,
-            )
+            return self._pattern(model, view, max_cells)
 
         chosen = (view.text, view.max_tokens, view.layer, view.head, view.queries, view.keys, view.pooling, max_cells)
         return self._task(f"Pattern of L{view.layer}H{view.head}", view, chosen, run)
+
+    def logit_lens(self, view: View) -> Task:
+        """What every depth of the model predicts on the view's text."""
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses import logit_lens
+
+            return logit_lens(model, self._tokens(model, view))
+
+        return self._task("Logit lens", view, (view.text, view.max_tokens), run)
+
+    def what_if(self, view: View) -> Task:
+        """What the view's text is followed by, as it is and with parts of the model switched off."""
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses import what_if
+
+            return what_if(model, self._tokens(model, view), view.off, position=view.position)
+
+        return self._task("What if", view, (view.text, view.max_tokens, view.off, view.position), run)
+
+    def pattern_switched_off(self, view: View, max_cells: int) -> Task:
+        """As ``head_pattern``, with ``view.off`` switched off."""
+        if not view.off:
+            return self.head_pattern(view, max_cells)
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses.interventions.switches import switched_off
+
+            off = switched_off(model, view.off, self._tokens(model, view).tokens.shape[-1])
+            with model.hooks(fwd_hooks=list(off.edits.items())):
+                return self._pattern(model, view, max_cells)
+
+        chosen = (view.text, view.max_tokens, view.layer, view.head, view.off, max_cells)
+        return self._task(f"Pattern of L{view.layer}H{view.head}, switched off", view, chosen, run)
 
     def attention_sinks(self, view: View) -> Task:
         """Where attention rests in the view's text."""
@@ -118,6 +141,21 @@ class Services:
             )
 
         return self._task("Induction heads", view, (view.length, view.sequences, view.seed), run)
+
+    def _pattern(self, model: Any, view: View, max_cells: int) -> Any:
+        from workbench.analyses import head_pattern
+
+        assert view.layer is not None and view.head is not None
+        return head_pattern(
+            model,
+            self._tokens(model, view),
+            view.layer,
+            view.head,
+            queries=view.queries,
+            keys=view.keys,
+            max_cells=max_cells,
+            pooling=view.pooling,
+        )
 
     def _tokens(self, model: Any, view: View) -> Any:
         from workbench.analyses.inputs import text_to_tokens

@@ -16,7 +16,7 @@ from workbench.app.components import message
 from workbench.app.jobs import Job
 from workbench.app.selection import first_head
 from workbench.app.services import Services
-from workbench.app.state import MAX_NAME, View, from_query, to_query
+from workbench.app.state import MAX_NAME, MOST_OFF, View, from_query, to_query
 from workbench.errors import WorkbenchError, ran_out_of_memory
 
 # Field of the view → the control that holds it. The input (model, text, max_tokens) counts once it is submitted.
@@ -25,6 +25,9 @@ CONTROLS: dict[str, tuple[str, str]] = {
     "layer": ("layer", "value"),
     "head": ("head", "value"),
 } | {field: control for page in registry.PAGES for field, control in page.CONTROLS.items()}
+
+# What belongs to one model, one text, or both, and is let go with them; in the order in which ``submitted`` returns it.
+PARTS_OF_A_TEXT = ("layer", "head", "position", "lens_position", "queries", "keys", "off")
 
 AT_ONCE_SECONDS = 0.3  # what is done by then is shown without a progress bar
 
@@ -56,7 +59,7 @@ def _register_view(app: Dash, services: Services) -> None:
 
     @app.callback(
         Output("input", "data", allow_duplicate=True),
-        *(Output(*CONTROLS[field], allow_duplicate=True) for field in ("layer", "head", "queries", "keys")),
+        *(Output(*CONTROLS[field], allow_duplicate=True) for field in PARTS_OF_A_TEXT),
         Input("submission", "data"),
         State("input", "data"),
         prevent_initial_call=True,
@@ -220,7 +223,9 @@ def controls_of(services: Services, search: str, path: str = "/") -> tuple:
 
 
 def submitted(services: Services, submission: dict, before: dict) -> tuple:
-    """What is to be analysed now: (input, layer, head, queries, keys). Another model starts without a chosen head.
+    """What is to be analysed now: the input, and PARTS_OF_A_TEXT.
+
+    Another model starts without a chosen head and with nothing switched off, another text without a chosen part.
 
     Args:
         submission: model, text and limit as they stand in the boxes, and the submission's number.
@@ -235,8 +240,8 @@ def submitted(services: Services, submission: dict, before: dict) -> tuple:
     same_model = given["model"] == before.get("model")
     same = same_model and all(given[name] == before.get(name) for name in ("text", "max_tokens"))
     head = (no_update, no_update) if same_model else ("", "")
-    zoom = (no_update, no_update) if same else (None, None)
-    return given, *head, *zoom
+    part = (no_update,) * 4 if same else ("", "", None, None)
+    return given, *head, *part, no_update if same_model else []
 
 
 def view_of(default: View, given: dict, values: dict[str, Any]) -> View:
@@ -244,6 +249,7 @@ def view_of(default: View, given: dict, values: dict[str, Any]) -> View:
     fields = {field: value for field, value in values.items() if value not in (None, "")}
     for span in ("queries", "keys"):
         fields[span] = tuple(values[span]) if values.get(span) else None
+    fields["off"] = tuple(str(name).strip()[:40] for name in values.get("off") or () if str(name).strip())[:MOST_OFF]
     given = {name: given[name] for name in ("model", "text", "max_tokens") if name in given}
     return dataclasses.replace(default, **given, **fields)
 

@@ -15,7 +15,8 @@ from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.errors import WorkbenchError
 
 VERSION = "1"
-PAGES = ("heads", "pattern", "induction", "sinks")
+PAGES = ("heads", "pattern", "induction", "sinks", "what-if", "lens")
+MOST_OFF = 200  # parts that are switched off at once
 # In the demo model's language: names, an invented word and a list come back after various distances.
 SAMPLE_TEXT = (
     "Mara and Hugo went to the harbour. Mara gave the lantern to Hugo. A skaflar is a broken bottle. "
@@ -36,6 +37,9 @@ class View:
         max_tokens: the text is cut to so many tokens; None leaves it whole.
         layer, head: the head that is looked at; None until the scores are there to choose the first one by.
         queries, keys: the part of the pattern that is shown, [first, last); None is everything.
+        off: names of parts that are switched off (workbench.analyses.interventions.switches).
+        position, lens_position: the token whose next one is looked at, on two pages; None is where
+            switching off moves most, or the last.
     """
 
     model: str = "demo"
@@ -56,6 +60,9 @@ class View:
     length: int = 64
     sequences: int = 8
     seed: int = 0
+    off: tuple[str, ...] = ()
+    position: int | None = None
+    lens_position: int | None = None
 
     @property
     def has_head(self) -> bool:
@@ -98,6 +105,13 @@ def _span(text: str) -> Span:
     return span
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(",")) if text else ()
+    if len(names) > MOST_OFF or any(not 0 < len(name) <= 40 for name in names):
+        raise ValueError(f"must be at most {MOST_OFF} names with commas between them")
+    return names
+
+
 # The URL's names, in the order in which they are written.
 _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "page": ("page", _choice(*PAGES)),
@@ -118,6 +132,9 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "length": ("length", _integer(4, 4096)),
     "sequences": ("sequences", _integer(1, 512)),
     "seed": ("seed", _integer(0, 2**31 - 1)),
+    "off": ("off", _names),
+    "position": ("position", _integer(0, 10**7)),
+    "depth-of": ("lens_position", _integer(0, 10**7)),
 }
 
 
@@ -129,7 +146,8 @@ def to_query(view: View) -> str:
         value = getattr(view, field)
         # Page and model are always written: a server may open on others than the default.
         if field in ("page", "model") or (value is not None and value != getattr(plain, field)):
-            pairs.append((name, "-".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+            between = "," if field == "off" else "-"
+            pairs.append((name, between.join(map(str, value)) if isinstance(value, tuple) else str(value)))
     return "?" + urlencode(pairs)
 
 

@@ -19,7 +19,7 @@ from workbench.analyses.figures.style import (
 )
 
 MOST_PRINTED = 1200  # cells with text
-SHOWN_CHARACTERS = 8
+SHOWN_CHARACTERS = 6
 
 
 def lens_map(
@@ -48,7 +48,7 @@ def lens_map(
             colorbar=colourbar("probability of the most likely token"),
         )
     )
-    if probability.size <= MOST_PRINTED and n_tokens <= 40:
+    if probability.size <= MOST_PRINTED and n_tokens <= 24:
         figure.update_layout(
             annotations=[
                 {
@@ -72,9 +72,9 @@ def paired_bars(
 ) -> go.Figure:
     """A bar for every token in each of the series, the first token on top; values are shares of 1."""
     figure = blank_figure(theme, height=max(240, 30 * len(tokens) + 110))
-    figure.update_layout(showlegend=True, legend={**LEGEND_ABOVE, "traceorder": "reversed"}, bargap=0.3)
+    figure.update_layout(showlegend=True, legend=LEGEND_ABOVE, bargap=0.3)
     places = np.arange(len(tokens))
-    for name, values in reversed(series.items()):  # plotly draws the first series of a group at the bottom
+    for name, values in series.items():
         figure.add_trace(
             go.Bar(
                 x=values,
@@ -82,7 +82,7 @@ def paired_bars(
                 name=name,
                 orientation="h",
                 customdata=[show_token(token) for token in tokens],
-                marker={"color": THEMES[theme].series[list(series).index(name)], "line_width": 0},
+                marker_line_width=0,
                 hovertemplate=f"%{{customdata}}<br>{name}: %{{x:.4f}}<extra></extra>",
             )
         )

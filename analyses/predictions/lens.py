@@ -11,9 +11,11 @@ from torch import Tensor
 
 from workbench.analyses.interventions.metrics import ROWS_PER_UNEMBEDDING
 from workbench.analyses.result import Drawing, Quantity, Result
-from workbench.analyses.running import Input, Sequences, cached, provenance
+from workbench.analyses.running import Input, Sequences, cached, provenance, unembedded
 from workbench.analyses.support import check_model, emits_statistics
 from workbench.analyses.token_texts import token_texts
+
+TOLERANCE = 1e-4  # of a bridge's logits against its unembedding, as a share of the largest
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -49,11 +51,12 @@ class LogitLens(Result):
             ]
         )
 
-    def _draw_map(self, *, theme: str = "light") -> Drawing:
+    def _draw_map(self, *, first: int = 0, last: int | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        tokens = figures.token_labels([str(token) for token in self.coordinates["query"]])
-        figure = figures.lens_map(self["top_probability"], self["top_token"], tokens, theme=theme)
+        shown = slice(first, last)  # positions
+        tokens = figures.token_labels([str(token) for token in self.coordinates["query"][shown]], first)
+        figure = figures.lens_map(self["top_probability"][:, shown], self["top_token"][:, shown], tokens, theme=theme)
         return Drawing(figure, "Most likely next token at every depth", self.define("top_token", "top_probability"))
 
     def _draw_curves(self, *, theme: str = "light") -> Drawing:
@@ -86,8 +89,6 @@ def logit_lens(model: Any, tokens: Input, *, attention_mask: Tensor | None = Non
         ValueError: several texts, or a model without next-token logits.
     """
     check_model(model, predicts=True)
-    if not emits_statistics(model):
-        raise ValueError("logit_lens needs a HookedTransformer; load it with from_pretrained")
     sequences = Sequences.read(model, tokens, attention_mask)
     if len(sequences) > 1:
         raise ValueError(f"logit_lens shows one text, got {len(sequences)}; index the batch first")
@@ -98,6 +99,7 @@ def logit_lens(model: Any, tokens: Input, *, attention_mask: Tensor | None = Non
     ids = sequences.tokens[0].to(device)
     following = torch.cat((ids[1:], ids.new_full((1,), -1)))
     final = streams[names[-1]][0]
+    _check_end(model, sequences, final)
     measured = [_measure(model, streams[name][0], final, following) for name in names]
     found = {name: torch.stack([each[name] for each in measured]).cpu().numpy() for name in measured[0]}
     tokenizer = getattr(model, "tokenizer", None)
@@ -119,11 +121,24 @@ def logit_lens(model: Any, tokens: Input, *, attention_mask: Tensor | None = Non
     )
 
 
+def _check_end(model: Any, sequences: Sequences, final: Tensor) -> None:
+    """Refuses a bridge whose prediction is not its norm and unembedding of the last stream [pos, d_model]."""
+    if emits_statistics(model):
+        return
+    own = model(sequences.tokens.to(final.device))[0, -1].double()
+    read = unembedded(model, final[None, -1:])[0, 0].double()
+    if bool(((own - read).abs() > TOLERANCE * own.abs().max().clamp_min(1)).any()):
+        raise ValueError(
+            "this bridge's logits are not its unembedding of the last stream (it may cap them); load the model with "
+            "HookedTransformer.from_pretrained"
+        )
+
+
 def _measure(model: Any, stream: Tensor, final: Tensor, following: Tensor) -> dict[str, Tensor]:
     """Numbers [query] of one depth; a few rows at a time, as logits are wide."""
     parts: dict[str, list[Tensor]] = {}
     for rows in torch.arange(len(stream), device=stream.device).split(ROWS_PER_UNEMBEDDING):
-        logits, final_logits = (model.to_logits(x[rows][None])[0].double() for x in (stream, final))
+        logits, final_logits = (unembedded(model, x[rows][None])[0].double() for x in (stream, final))
         log_p, log_q = logits.log_softmax(dim=-1), final_logits.log_softmax(dim=-1)
         target = following[rows]
         has_target, index = target >= 0, target.clamp(min=0)[:, None]

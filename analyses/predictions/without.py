@@ -82,14 +82,15 @@ class SwitchedOff(Result):
 
 @torch.no_grad()
 def what_if(
-    model: Any, tokens: Input, off: Sequence[str] = (), *, position: int = -1, n_tokens: int = 10
+    model: Any, tokens: Input, off: Sequence[str] = (), *, position: int | None = None, n_tokens: int = 10
 ) -> SwitchedOff:
     """Runs a text as it is and with parts of the model switched off.
 
     Args:
         tokens: one text, or token ids [pos] or [1, pos].
         off: names of parts; see ``workbench.analyses.interventions.switches.WRITTEN_AS``.
-        position: of the token whose next one is shown; negative ones count from the end.
+        position: of the token whose next one is shown; negative ones count from the end, None is where the prediction
+            moves most, and the last where nothing moves.
         n_tokens: how many next tokens are shown.
 
     Raises:
@@ -102,15 +103,17 @@ def what_if(
     if len(sequences) > 1:
         raise ValueError(f"what_if shows one text, got {len(sequences)}; index the batch first")
     ids = sequences.tokens[0]
-    if not -len(ids) <= position < len(ids):
+    if position is not None and not -len(ids) <= position < len(ids):
         raise ValueError(f"position must lie between {-len(ids)} and {len(ids) - 1}, got {position}")
     if n_tokens < 1:
         raise ValueError(f"n_tokens must be at least 1, got {n_tokens}")
-    place = position % len(ids)
     before, after = (
         _last_stream(model, ids, part) for part in (Intervention(), switched_off(model, off, len(ids)))
     )  # [pos, d_model]
     found = _compare(model, before, after, ids)
+    if position is None:
+        position = int(found["kl"].argmax()) if found["kl"].any() else -1
+    place = position % len(ids)
     chances = [model.to_logits(x[place][None, None])[0, 0].double().softmax(dim=-1) for x in (before, after)]
     likely = torch.maximum(*chances).topk(min(n_tokens, len(chances[0]))).indices
     tokenizer = getattr(model, "tokenizer", None)

@@ -99,6 +99,8 @@
     );
   });
 
+  const switchedOff = []; // what was switched off, one state after the other
+
   // Reading a pattern on the text: a chosen query shades the tokens that it attends to.
   const LEAST_WEIGHT = 0.005; // a key with less is not named
 
@@ -214,7 +216,7 @@
   // A new page, input or head is a step that the back button undoes; other changes replace the address.
   // The head that a text begins with is no step.
   const HEAD = ["layer", "head"];
-  const STEPS = ["page", "model", "text", "max", ...HEAD];
+  const STEPS = ["page", "model", "text", "max", "off", ...HEAD];
 
   function isStep(before, after) {
     const [old, now] = [new URLSearchParams(before), new URLSearchParams(after)];
@@ -255,6 +257,18 @@
         if (!given.submission) analysed = { model, text: text.replace(/\r\n?/g, "\n"), limit: limit || null };
       },
       typedNumbers: (clicks, fields) => fields.map((id) => parseInt(document.getElementById(id).value, 10)),
+      // Takes back the last change of what is switched off, whatever made it.
+      undo: function (clicks, off) {
+        const { no_update, callback_context } = window.dash_clientside;
+        if (callback_context.triggered_id !== "off-undo") {
+          const last = switchedOff.at(-1);
+          if (!last || String(last) !== String(off)) switchedOff.push(off || []);
+          return no_update;
+        }
+        if (switchedOff.length < 2) return no_update;
+        switchedOff.pop();
+        return switchedOff.at(-1);
+      },
       askAgain: function (when) {
         if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 200);
       },

@@ -25,7 +25,7 @@ from workbench.app.models import ModelStore
 from workbench.app.pages import heads, induction, pattern, sinks
 from workbench.app.selection import clicked_head, first_head, rows_used, score_map
 from workbench.app.services import Services, stoppable
-from workbench.app.shell import controls_of, error_message, progress_of, submitted, view_of
+from workbench.app.shell import PARTS_OF_A_TEXT, controls_of, error_message, progress_of, submitted, view_of
 from workbench.app.state import View, to_query
 from workbench.errors import WorkbenchError
 
@@ -362,13 +362,15 @@ def test_another_model_starts_without_a_head_and_another_text_without_a_zoom(ser
     def submit(model: str, text: str) -> tuple:
         return submitted(services, {"model": model, "text": text, "limit": None, "number": 5}, before)
 
-    given, layer, head, queries, keys = submit("other", "t")
+    given, *parts = submit("other", "t")
     assert given == before | {"model": "other", "submission": 5}
-    assert (layer, head, queries, keys) == ("", "", None, None)
-    _, layer, _, queries, _ = submit("demo", "another")
-    assert layer != "" and queries is None
-    _, layer, _, queries, _ = submit("demo", "t")
-    assert layer != "" and queries is not None  # nothing new: everything stays, and what failed is tried again
+    assert dict(zip(PARTS_OF_A_TEXT, parts, strict=True)) == {
+        "layer": "", "head": "", "position": "", "lens_position": "", "queries": None, "keys": None, "off": [],
+    }  # fmt: skip
+    _, *parts = submit("demo", "another")
+    assert parts == [no_update, no_update, "", "", None, None, no_update]
+    _, *parts = submit("demo", "t")
+    assert parts == [no_update] * 7  # nothing new: everything stays, and what failed is tried again
 
 
 @pytest.mark.parametrize("model", ["demo", "", "  ", "/a folder/with ünïcode", "x" * 900, "\ud800"])

@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from workbench import HookedTransformer
 from workbench.app import create_app
 from workbench.app.models import ModelStore
-from workbench.app.requests import _PROPERTIES, _STORES
+from workbench.app.requests import _PROPERTIES, _STORES, accepted_types
 
 HERE = {"Host": "127.0.0.1:8050"}
 VIEW = "?v=1&page=pattern&model=demo&layer=0&head=0"
@@ -154,7 +154,7 @@ def test_values_of_the_right_type_that_make_no_sense_break_nothing(
     client.get("/", headers=HERE)
 
     def odd(part: dict[str, str]) -> dict[str, Any]:
-        accepted = _STORES[part["id"]] if part["property"] == "data" else _PROPERTIES[part["property"]]
+        accepted = accepted_types(part["id"], part["property"])
         lists = [[chance.choice(ODD) for _ in range(n)] for n in range(5)]
         dicts = [{name: chance.choice([*ODD, [chance.choice(ODD)]]) for name in EVENTS}, {}]
         return part | {

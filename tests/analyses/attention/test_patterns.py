@@ -181,3 +181,29 @@ def test_bad_arguments_are_refused(
         head_pattern(random_model, **({"tokens": tokens, "layer": 0, "head": 0} | arguments))
     with pytest.raises(ValueError, match="scale must be"):
         head_pattern(random_model, tokens, 0, 0).figure(scale="log")
+
+
+@pytest.mark.parametrize("max_cells", [64, 5])
+def test_active_hooks_on_scores_and_weights_show_in_the_pattern(
+    random_model: HookedTransformer, max_cells: int
+) -> None:
+    tokens = torch.arange(1, 21)
+
+    def cut(scores: torch.Tensor, hook: object) -> torch.Tensor:
+        scores = scores.clone()
+        scores[:, 1, 3:, 2] = -torch.inf
+        return scores
+
+    with torch.no_grad(), random_model.hooks(fwd_hooks=[("blocks.1.attn.hook_attn_scores", cut)]):
+        found = head_pattern(random_model, tokens, 1, 1, queries=(4, 19), max_cells=max_cells)
+        _, cache = random_model.run_with_cache(tokens[None], names_filter=["blocks.1.attn.hook_pattern"])
+    expected = cache["blocks.1.attn.hook_pattern"][0, 1, 4:19].double().numpy()
+    assert not expected[:, 2].any()
+    np.testing.assert_allclose(found["max_weight"], expected.max(axis=1), atol=1e-6)
+    np.testing.assert_allclose(found["received"], expected.sum(axis=0)[: len(found["received"])], atol=1e-5)
+    if found.is_exact:
+        visible = np.arange(20) <= np.arange(4, 19)[:, None]
+        first, end = found.settings["keys"]
+        np.testing.assert_allclose(found["weight"], np.where(visible, expected, np.nan)[:, first:end], atol=1e-6)
+    plain = head_pattern(random_model, tokens, 1, 1, queries=(4, 19), max_cells=max_cells)
+    assert np.abs(plain["max_weight"] - found["max_weight"]).max() > 1e-3

@@ -1,0 +1,153 @@
+"""The logit lens: what the model would predict if it stopped at each layer, and how sure it is by then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dash import Dash, Input, Output, html
+from dash.exceptions import PreventUpdate
+
+from workbench.app.components import card, graph, number, on_card, plain_table, tiles
+from workbench.app.jobs import Task
+from workbench.app.pages.pattern import visible
+from workbench.app.services import Services
+from workbench.app.state import View
+
+NAME, TITLE = "lens", "Logit lens"
+EXPLANATION = (
+    "What the model would predict if it stopped after each layer: the stream at every depth, read with the final norm "
+    "and the unembedding. Early layers need not write in that language, so a wrong word there is no sign of ignorance."
+)
+CONTROLS = {"lens_position": ("lens-position", "value")}
+DEFINITIONS = (
+    (
+        "Depth",
+        "How many layers have been applied: 0 is the embedding, the last is the model's output (nostalgebraist 2020).",
+    ),
+    ("Rank", "Of the token that follows in the text among all of the vocabulary; 1 is the most likely."),
+    ("KL", "KL(model's prediction ‖ that of this depth), in nats."),
+    ("Settled", "The first depth from which on the final prediction stays the most likely one."),
+)
+TALL = 400
+SHOWN = 20  # tokens that a map can name, one column each
+
+
+def layout(view: View) -> list[Any]:
+    lens = card(
+        "Most likely next token at every depth",
+        graph("lens-map", "Most likely next token and its probability, by depth and position", TALL),
+        note=html.Span("", id="lens-note"),
+        className="wide",
+    )
+    curves = card(
+        "What is known at every depth",
+        graph("lens-curves", "Loss, KL to the final prediction and entropy, by depth", TALL),
+        note="Means over all positions of the text.",
+    )
+    rank = card(
+        html.Span("One token along the layers", id="lens-title"),
+        html.Div(id="lens-ranks", className="scrolling"),
+        controls=[number("lens-position", "After token", view.lens_position, high=10**7)],
+    )
+    return [html.Div(id="lens-tiles"), html.Div([lens, curves, rank], className="columns")]
+
+
+def tasks(services: Services, view: View) -> list[Task]:
+    return [services.logit_lens(view)]
+
+
+def register(app: Dash, services: Services) -> None:
+    @app.callback(
+        Output("lens-map", "figure"),
+        Output("lens-map", "style"),
+        Output("lens-note", "children"),
+        Output("lens-curves", "figure"),
+        Output("lens-tiles", "children"),
+        Output("lens-title", "children"),
+        Output("lens-ranks", "children"),
+        Input("ready", "data"),
+        Input("view", "data"),
+        Input("scheme", "data"),
+    )
+    def draw(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        result = services.finished(services.logit_lens(view))
+        place = chosen_position(result, view)
+        first = first_shown(result, place)
+        shown = result.figure("map", first=first, last=first + SHOWN, captioned=True, theme=scheme)
+        tall = max(TALL, 21 * len(result["rank"]) + 120)
+        return (
+            on_card(shown, tall, revision=f"map {first}"),
+            {"height": f"{tall}px"},
+            shown_part(result, first),
+            on_card(result.figure("curves", captioned=True, theme=scheme), TALL, revision="curves"),
+            numbers_that_matter(result),
+            f"After token {place} “{visible(result.coordinates['query'][place])}”",
+            rank_table(result, place),
+        )
+
+    @app.callback(
+        Output("lens-position", "value", allow_duplicate=True),
+        Input("lens-map", "clickData"),
+        prevent_initial_call=True,
+    )
+    def choose_position(event: dict | None) -> int:
+        match event:
+            case {"points": [{"x": str(label)}, *_]} if label.split(" ")[-1].isdigit():
+                return int(label.split(" ")[-1])  # a label ends with its position
+        raise PreventUpdate
+
+
+def chosen_position(result: Any, view: View) -> int:
+    """The position that is looked at: the view's, as far as the text goes, else the last one."""
+    last = len(result.coordinates["query"]) - 1
+    return last if view.lens_position is None else min(view.lens_position, last)
+
+
+def first_shown(result: Any, place: int) -> int:
+    """The first column of the map: a page of the text that holds ``place``."""
+    return max(0, min(place - SHOWN // 2, len(result.coordinates["query"]) - SHOWN))
+
+
+def shown_part(result: Any, first: int) -> str:
+    n = len(result.coordinates["query"])
+    if n <= SHOWN:
+        return "Click a column to follow its prediction through the layers."
+    return f"Tokens {first} to {first + SHOWN - 1} of {n:,}; choose another token at the card below to move on."
+
+
+def numbers_that_matter(result: Any) -> html.Div:
+    rank, half = np.nanmedian(result["rank"], axis=1), (len(result["rank"]) - 1) // 2
+    right = float(np.nanmean(result["rank"][-1] == 1))
+    return tiles(
+        ("Median rank, half-way", f"{rank[half]:,.0f}", f"of the next token, depth {half}"),
+        ("Median rank, at the end", f"{rank[-1]:,.0f}", "of the next token"),
+        ("Predicted right", f"{right:.0%}", "of the text's tokens"),
+        ("Settled at depth", f"{np.median(result.first_right):.0f}", f"of {len(rank) - 1}, median"),
+    )
+
+
+def rank_table(result: Any, place: int) -> html.Table:
+    """How the prediction after one token changes from depth to depth; ↑ is a better rank than the depth before."""
+    ranks = result["rank"][:, place]
+    rows = []
+    for depth, rank in enumerate(ranks):
+        moved = "" if depth == 0 or np.isnan(rank) else _moved(ranks[depth - 1] - rank)
+        rows.append(
+            (
+                str(depth),
+                f"“{visible(str(result['top_token'][depth, place]))}”",
+                f"{result['top_probability'][depth, place]:.3f}",
+                "–" if np.isnan(rank) else f"{rank:,.0f} {moved}",
+                f"{result['kl_to_final'][depth, place]:.2f}",
+            )
+        )
+    texts = result.coordinates["query"]
+    following = texts[place + 1] if place + 1 < len(texts) else None
+    caption = f"Rank of “{visible(following)}”, the token that follows." if following else "Nothing follows here."
+    return plain_table(("Depth", "Most likely", "Probability", "Rank of what follows", "KL (nats)"), rows, caption)
+
+
+def _moved(by: float) -> str:
+    return "" if by == 0 else f"↑{by:,.0f}" if by > 0 else f"↓{-by:,.0f}"
