@@ -78,7 +78,7 @@ class AlternativeAttention(Result):
             lines.append(f"{len(order) - 8} more, whose permutations move the prediction less.")
         lines.append(
             "Other weights with the same prediction show that it does not pin the weights down, not that they are not "
-            "used. Where even weights give the same prediction too, it does not depend on them, and the rest says little."
+            "used. Where even weights give the same prediction too, it does not depend on them, and this says little."
         )
         return "\n".join(lines)
 

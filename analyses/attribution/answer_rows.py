@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from workbench.analyses.attribution.patching import TOKENS_PER_GRADIENT
 from workbench.analyses.running import TOKENS_PER_RUN, cached
 from workbench.analyses.support import depends_on_length, emits_statistics
 from workbench.analyses.tasks import PromptSet
 
-HALVINGS = 8  # of the line from weights that change the prediction back to the original
-FIRST_STEP = 0.3  # length of the first step, in weight; the last is 0
+HALVINGS = 10  # of the way from the original weights of a head to others
+FIRST_STEP = 0.3  # of each head's weights
+INWARD = 1.1  # steps along the border turn so much away from what would leave it
 STEEPEST = 4.0  # of the divergence, whose slope has no bound where a weight is 0
 
 
@@ -137,9 +139,10 @@ def furthest(
     """Weights as far as could be found from the original with the prediction within ``epsilon`` of it.
 
     Starts put all of a head's free weight on one key: the one with the least weight, which is the furthest that any
-    weights can be, and random ones. Each is drawn back along the straight line to the original until the prediction is
-    near enough; then steps go up the divergence where it is, and down the distance where it is not (Polyak 1967),
-    projected to weights that sum to the same.
+    weights can be, and then others at random. Each head is drawn back along the straight line to the original until
+    the prediction is near enough. From there steps go up the divergence, along the border of what is near enough where
+    that is reached, projected to weights that sum to the same; a step that leaves it is taken back, and the next is
+    half as long.
 
     Args:
         weights, free: [prompt, head, key].
@@ -148,49 +151,70 @@ def furthest(
     Returns:
         [prompt, head, key], the best of all starts by the mean divergence of the heads.
     """
-    at = [weights.masked_fill(~free, torch.inf).argmin(dim=-1)]
-    for _ in range(n_starts - 1):
-        noise = torch.rand(weights.shape, generator=generator).to(weights.device)
-        at.append(noise.masked_fill(~free, -1.0).argmax(dim=-1))
+    noise = torch.rand(weights.shape, generator=generator).to(weights.device).masked_fill(~free, 2.0)
+    least = weights.masked_fill(~free, torch.inf).argmin(dim=-1, keepdim=True)
+    order = noise.scatter(-1, least, -1.0).argsort(dim=-1)  # of the keys, [prompt, head, key]
+    at = torch.arange(n_starts, device=weights.device)[:, None, None] % free.sum(dim=-1)
     mass = (weights * free).sum(dim=-1, keepdim=True)
-    corners = torch.nn.functional.one_hot(torch.stack(at), weights.shape[-1]) * mass
-    best = weights.clone()
+    corners = one_hot(order.gather(-1, at.permute(1, 2, 0)).permute(2, 0, 1), weights.shape[-1]) * mass
+    current = _drawn_back(torch.where(free, corners, weights), weights, distances, epsilon)
+    found = jensen_shannon(current, weights).mean(dim=-1)  # [start, prompt]
+    distance, slope = gradients(current)
+    length = torch.full_like(found, FIRST_STEP)
+    for _ in range(n_steps):
+        direction = _uphill(current, weights, free, slope, distance > epsilon / 2)
+        ahead = current + length[..., None, None] * direction
+        ahead = torch.where(free, _projected(ahead, free, mass), weights)
+        further, (new_distance, new_slope) = jensen_shannon(ahead, weights).mean(dim=-1), gradients(ahead)
+        better = (new_distance <= epsilon) & (further > found)
+        found, distance = torch.where(better, further, found), torch.where(better, new_distance, distance)
+        current = torch.where(better[..., None, None], ahead, current)
+        slope = torch.where(better[..., None, None], new_slope, slope)
+        length = torch.where(better, (1.5 * length).clamp(max=1.0), length / 2)
+    return current[found.argmax(dim=0), torch.arange(len(weights), device=weights.device)]
 
-    def keep(found: Tensor) -> Tensor:  # all of these are near enough
-        nonlocal best
-        of_all = torch.cat((best[None], found))
-        chosen = jensen_shannon(of_all, weights).mean(dim=-1).argmax(dim=0)  # [prompt]
-        best = of_all[chosen, torch.arange(len(weights), device=weights.device)]
-        return found
 
-    current = keep(_drawn_back(torch.where(free, corners, weights), weights, distances, epsilon))
-    for step in range(n_steps):
-        distance, slope = gradients(current)
-        fits = (distance <= epsilon)[..., None, None]
-        keep(torch.where(fits, current, weights))
-        ratio = current / ((current + weights) / 2).clamp(min=1e-300)
-        direction = torch.where(fits, ratio.clamp(min=1e-300).log().clamp(min=-STEEPEST), -slope) * free
-        direction = (direction - direction.sum(dim=-1, keepdim=True) / free.sum(dim=-1, keepdim=True)) * free
-        direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-        length = FIRST_STEP * (1 - step / n_steps)
-        current = torch.where(free, _projected(current + length * direction, free, mass), weights)
-    keep(_drawn_back(current, weights, distances, epsilon))
-    return best
+def _uphill(current: Tensor, weights: Tensor, free: Tensor, slope: Tensor, at_border: Tensor) -> Tensor:
+    """Where the divergence of ``current`` from ``weights`` grows, a step of length 1 for each head.
+
+    Args:
+        slope: of the prediction's distance, [start, prompt, head, key].
+        at_border: bool [start, prompt], where the way goes a little downhill for the distance.
+    """
+    ratio = current / ((current + weights) / 2).clamp(min=1e-300)
+    growth = _centred(ratio.clamp(min=1e-300).log().clamp(min=-STEEPEST), free)
+    growth = growth / growth.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    slope = _centred(slope, free)
+    outward = (growth * slope).sum(dim=(-2, -1)) / slope.square().sum(dim=(-2, -1)).clamp(min=1e-300)
+    outward = torch.where(at_border, outward.clamp(min=0), 0.0)
+    return growth - INWARD * outward[..., None, None] * slope
+
+
+def _centred(values: Tensor, free: Tensor) -> Tensor:
+    """Values of the free keys less their mean, which no weights that sum to the same can follow; 0 elsewhere."""
+    return (values - (values * free).sum(dim=-1, keepdim=True) / free.sum(dim=-1, keepdim=True)) * free
 
 
 def _drawn_back(found: Tensor, weights: Tensor, distances: Callable[[Tensor], Tensor], epsilon: float) -> Tensor:
-    """Weights [variant, prompt, head, key] moved towards the original until the prediction is near enough."""
+    """Weights on the way from the original to ``found`` [variant, prompt, head, key] with the prediction near enough.
 
-    def between(share: Tensor) -> Tensor:
-        return torch.lerp(weights.expand_as(found), found, share[..., None, None])
-
-    low = (distances(found) <= epsilon).double()  # the share that is near enough, [variant, prompt]
-    high = torch.ones_like(low)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        fits = distances(between(middle)) <= epsilon
-        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
-    return between(low)
+    Head after head goes as far as it can, first those that move the prediction least by themselves.
+    """
+    n_heads = weights.shape[1]
+    only = torch.eye(n_heads, dtype=torch.bool, device=weights.device)[..., None]  # [head, head, 1]
+    alone = torch.stack([distances(torch.where(of_one, found, weights)) for of_one in only], dim=-1)
+    shares = torch.zeros_like(alone)  # of the way, [variant, prompt, head]
+    for head in alone.argsort(dim=-1).unbind(dim=-1):
+        moves = one_hot(head, n_heads).bool()
+        low, high = torch.zeros_like(alone[..., 0]), torch.ones_like(alone[..., 0])
+        middle = high
+        for _ in range(HALVINGS):
+            tried = torch.where(moves, middle[..., None], shares)
+            fits = distances(torch.lerp(weights.expand_as(found), found, tried[..., None])) <= epsilon
+            low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+            middle = (low + high) / 2
+        shares = torch.where(moves, low[..., None], shares)
+    return torch.lerp(weights.expand_as(found), found, shares[..., None])
 
 
 def _projected(values: Tensor, free: Tensor, mass: Tensor) -> Tensor:

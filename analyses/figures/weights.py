@@ -54,7 +54,7 @@ def weight_scatter(
         name, height = limit
         figure.add_hline(
             y=height, line={"color": THEMES[theme].text, "width": 1, "dash": "dot"}, annotation_text=name,
-            annotation_position="bottom right",
+            annotation_position="bottom left",
         )  # fmt: skip
     figure.update_xaxes(title=x_label, range=[-0.02, 1.02])
     top = max(float(np.max(y)), 0.01 if limit is None else limit[1])
