@@ -191,6 +191,11 @@ def cached(model: Any, sequences: Sequences, names: Sequence[str]) -> Mapping[st
     return model.run_with_cache(sequences.tokens, **arguments)[1]
 
 
+def unembedded(model: Any, residual: Tensor) -> Tensor:
+    """Logits [batch, pos, d_vocab] that the model makes of the stream behind its last layer, [batch, pos, d_model]."""
+    return model.to_logits(residual) if emits_statistics(model) else model.unembed(model.ln_final(residual))
+
+
 def provenance(model: Any, sequences: Sequences) -> Provenance:
     """What a result says of its model and its inputs."""
     cfg = model.cfg
@@ -198,7 +203,8 @@ def provenance(model: Any, sequences: Sequences) -> Provenance:
     return Provenance(
         model_name=str(getattr(cfg, "model_name", type(model).__name__)),
         revision=getattr(cfg, "revision", None),
-        weights=weights or f"{str(cfg.dtype).removeprefix('torch.')}, as loaded by {type(model).__name__}",
+        weights=weights
+        or f"{str(cfg.dtype).removeprefix('torch.')}, as loaded by {type(model).__name__}, patterns materialised",
         inputs=sequences.description,
         inputs_sha256=sequences.digest(),
         n_sequences=len(sequences),

@@ -249,11 +249,14 @@ def gradients_at(
     """
     kept: dict[str, Tensor] = {}
 
-    def keep(x: Tensor, hook: Any) -> Tensor:
-        kept[hook.name] = x if x.requires_grad else x.detach().requires_grad_()
-        return kept[hook.name]
+    def keep(name: str) -> Any:  # a bridge's hook points have other names than they are asked for by
+        def read(x: Tensor, hook: Any) -> Tensor:
+            kept[name] = x if x.requires_grad else x.detach().requires_grad_()
+            return kept[name]
 
-    hooks: list[tuple[str, Any]] = [(name, keep) for name in names]
+        return read
+
+    hooks: list[tuple[str, Any]] = [(name, keep(name)) for name in names]
     outputs = [] if cut is None else [f"blocks.{cut}.hook_attn_out", f"blocks.{cut}.hook_mlp_out"]
     hooks += [(name, lambda x, hook: x.detach()) for name in outputs if name in model.hook_dict]
     batch = sequences.to(model.cfg.device)

@@ -14,7 +14,7 @@ from workbench.analyses.attribution.head_evidence import MetricName, metric_of
 from workbench.analyses.attribution.patching import check_choice, corrupted_sequences, rows_of
 from workbench.analyses.prompts import text_frame
 from workbench.analyses.result import Drawing, Quantity, Result
-from workbench.analyses.running import Progress, provenance, silent
+from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
 from workbench.analyses.support import check_model, emits_statistics
 from workbench.analyses.tasks import PromptSet
 from workbench.analyses.token_texts import token_texts
@@ -28,6 +28,7 @@ ROUNDING = 1e-5  # of the metric: a smaller change of it is none
 POINTS = 8  # of a panel, a piece of the line
 PANELS = 16  # share the goal: a panel that misses more than GOAL / PANELS is cut in two
 MOST_STEPS = 1024  # gradients of one prompt
+ENTRANCE = "blocks.0.hook_resid_pre"  # where embeddings enter a model that cannot start at a layer
 TOKENS_PER_RUN = 1024  # tokens of all points that run together, with their gradients
 
 
@@ -128,8 +129,6 @@ def integrated_gradients(
             need, an unknown option, or a model that this cannot be asked of.
     """
     check_model(model, predicts=True)
-    if not emits_statistics(model):
-        raise ValueError("integrated_gradients needs a HookedTransformer; load it with from_pretrained")
     check_choice("baseline", baseline, get_args(Baseline))
     check_choice("metric", metric, get_args(MetricName))
     if not 1 <= n_steps <= MOST_STEPS:
@@ -183,20 +182,25 @@ class _Line:
         if baseline == "counterfactual":
             self.start = self._embedded(corrupted_sequences(prompts).tokens)
         else:
+            with torch.no_grad():
+                every = torch.arange(model.cfg.d_vocab, device=model.cfg.device)[None]
+                self.mean = model.embed(every)[0].mean(dim=0)  # before the hook, which a bridge has within embed
             with model.hooks(fwd_hooks=[("hook_embed", self._flattened)]):
                 self.start = self._embedded(prompts.tokens)
         self.size = max(1, TOKENS_PER_RUN // prompts.tokens.shape[1])  # points at a time
 
     @torch.no_grad()
     def _embedded(self, tokens: Tensor) -> Tensor:
+        if not emits_statistics(self.model):
+            every = Sequences(tokens.to(self.model.cfg.device), self.prompts.real)
+            return cached(self.model, every, [ENTRANCE])[ENTRANCE]
         return self.model(tokens, attention_mask=self.prompts.real, stop_at_layer=0)
 
     def _flattened(self, x: Tensor, hook: Any) -> Tensor:
         """Every embedding but that of a BOS replaced by the mean over the vocabulary."""
-        mean = self.model.embed(torch.arange(self.model.cfg.d_vocab, device=x.device)[None])[0].mean(dim=0)
         first = torch.tensor(text_frame(self.model).before, dtype=torch.int64)
         kept = torch.isin(self.prompts.tokens, first).to(x.device)[..., None]
-        return torch.where(kept, x, mean)
+        return torch.where(kept, x, self.mean)
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """The metric of the prompts and of their baselines, float64 [prompt] each."""
@@ -226,6 +230,10 @@ class _Line:
     def _run(self, prompts: Tensor, points: Tensor) -> Tensor:
         some = self.prompts.subset(prompts)
         metric = metric_of(some, self.metric)
+        if not emits_statistics(self.model):
+            tokens = some.tokens.to(points.device)
+            hooks = [(ENTRANCE, lambda x, hook: points)]
+            return metric(rows_of(self.model.run_with_hooks(tokens, return_type="logits", fwd_hooks=hooks), metric))
         stream = self.model(points, attention_mask=some.real, start_at_layer=0, stop_at_layer=self.model.cfg.n_layers)
         return metric(self.model.to_logits(rows_of(stream, metric)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -99,30 +99,39 @@ def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttri
             f"prompts must be a PromptSet, got {type(prompts).__name__}; make one with read_prompts, or take a task "
             "such as factual_recall(model)"
         )
-    cfg = model.cfg
-    if not emits_statistics(model):
-        raise ValueError("direct_logit_attribution needs a HookedTransformer; load it with from_pretrained")
-    if cfg.norm_placement == "post" or cfg.use_mlm_head:
-        raise ValueError(f"{cfg.model_name} normalises its stream in every layer, so its logits are no sum of parts")
+    _check_sum(model)
     if prompts.foil is None:
         raise ValueError("direct_logit_attribution splits a logit difference, so each prompt needs a foil")
     parts = _Parts(model, prompts)
     heads, biases, mlps = (torch.stack(found, dim=1) for found in zip(*parts.layers(), strict=True))
     embedding = parts.contribution(parts.at("blocks.0.hook_resid_pre"))
     constant = parts.constant()
-    logits = model(prompts.tokens, attention_mask=prompts.real) if cfg.output_logits_soft_cap is None else None
-    whole = parts.whole() if logits is None else parts.logit_difference(logits)
+    whole = parts.whole()
     gap = whole - heads.sum(dim=(1, 2)) - biases.sum(dim=1) - mlps.sum(dim=1) - embedding - constant
     if bool((gap.abs() > TOLERANCE * whole.abs().max().clamp_min(1)).any()):
         raise ValueError(
             f"the parts miss the logit difference by {float(gap.abs().max()):.1e}: the model's type is too narrow, or "
-            "a hook is active that breaks the sum; use float32"
+            "something breaks the sum, such as an active hook or a soft cap of a bridge; use float32, and a "
+            "HookedTransformer (from_pretrained)"
         )
     return DirectLogitAttribution(
         quantities=_quantities(heads, biases, mlps, embedding, constant, whole, gap),
         provenance=provenance(model, prompts.sequences),
         settings={"prompts": prompts.name},
     )
+
+
+def _check_sum(model: Any) -> None:
+    """Refuses models whose stream before the unembedding is no sum of what sublayers wrote, or not known to be one."""
+    cfg = model.cfg
+    if not emits_statistics(model):
+        if any(hasattr(block, "ln1_post") for block in model.blocks):
+            raise ValueError(
+                "direct_logit_attribution knows norms on sublayers' outputs of a HookedTransformer only; load the "
+                "model with HookedTransformer.from_pretrained"
+            )
+    elif cfg.norm_placement == "post" or cfg.use_mlm_head:
+        raise ValueError(f"{cfg.model_name} normalises its stream in every layer, so its logits are no sum of parts")
 
 
 class _Parts:
@@ -133,10 +142,10 @@ class _Parts:
         assert prompts.foil is not None
         device = model.cfg.device
         self.rows = prompts.rows.to(device)  # [prompt, 1]
+        self.norm = _FinalNorm.of(model)
         target, foil = prompts.target.to(device), prompts.foil.to(device)
-        directions = model.tokens_to_residual_directions(target) - model.tokens_to_residual_directions(foil)
-        self.direction = directions.double()  # [prompt, d_model], of the normalised stream
-        self.bias = (model.logit_bias(target) - model.logit_bias(foil)).double()
+        self.direction = self.norm.directions(target) - self.norm.directions(foil)  # [prompt, d_model]
+        self.bias = self.norm.bias(target) - self.norm.bias(foil)
         norms = [name for name in model.hook_dict if name.endswith(("ln1_post.hook_scale", "ln2_post.hook_scale"))]
         suffixes = ("attn.hook_z", "hook_attn_out", "hook_mlp_out")
         written = [f"blocks.{layer}.{suffix}" for layer in range(model.cfg.n_layers) for suffix in suffixes]
@@ -145,7 +154,7 @@ class _Parts:
         values = cached(model, prompts.sequences.to(device), names)
         self.values = {name: self._last(values[name]) for name in names}
         self.stream = self.values[last]
-        self.scale = self._scale(self.stream)
+        self.scale = self.norm.scale(self.stream)
 
     def at(self, name: str) -> Tensor:
         return self.values[name]
@@ -156,6 +165,8 @@ class _Parts:
             z = self.at(f"blocks.{layer}.attn.hook_z")  # [prompt, n_heads, d_head]
             heads = torch.einsum("phe,hed->phd", z, block.attn.W_O.double())
             out = self.at(f"blocks.{layer}.hook_attn_out")
+            if not emits_statistics(self.model):
+                _check_heads(heads, block.attn, out, layer)
             if hasattr(block, "ln1_post"):
                 heads = self._through(block.ln1_post, heads, self.at(f"blocks.{layer}.ln1_post.hook_scale")[:, None])
             of_heads = self.contribution(heads)
@@ -167,7 +178,7 @@ class _Parts:
 
     def contribution(self, part: Tensor) -> Tensor:
         """A part's share [prompt, …] of the logit difference; part [prompt, …, d_model]."""
-        if getattr(self.model.ln_final, "centred", False):
+        if self.norm.centred:
             part = part - part.mean(dim=-1, keepdim=True)
         between = [1] * (part.dim() - 2)
         direction, scale = (x.view(len(x), *between, x.shape[-1]) for x in (self.direction, self.scale))
@@ -178,8 +189,13 @@ class _Parts:
         return self.bias
 
     def whole(self) -> Tensor:
-        """The logit difference [prompt] before a soft cap, from the whole stream."""
-        return self.contribution(self.stream) + self.bias
+        """The logit difference [prompt] before a soft cap: the model's own, or from the whole stream where it caps."""
+        prompts = self.prompts
+        if not emits_statistics(self.model):
+            return self.logit_difference(self.model(prompts.tokens.to(self.rows.device)))
+        if self.model.cfg.output_logits_soft_cap is not None:
+            return self.contribution(self.stream) + self.bias
+        return self.logit_difference(self.model(prompts.tokens, attention_mask=prompts.real))
 
     def logit_difference(self, logits: Tensor) -> Tensor:
         return self.prompts.logit_difference()(logits.gather(1, self.rows[..., None].expand(-1, -1, logits.shape[-1])))
@@ -188,16 +204,58 @@ class _Parts:
         """value [prompt, pos, …] at the last token, float64 [prompt, …]."""
         return value[torch.arange(len(value), device=value.device), self.rows[:, 0]].double()
 
-    def _scale(self, stream: Tensor) -> Tensor:
-        norm = self.model.ln_final
-        centred = stream - stream.mean(dim=-1, keepdim=True) if norm.centred else stream
-        return (centred.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt()
-
     @staticmethod
     def _through(norm: Any, part: Tensor, scale: Tensor) -> Tensor:
         """A part of a sublayer's output behind the norm on it, whose scale is held; its bias is nobody's part."""
         part = part - part.mean(dim=-1, keepdim=True) if norm.centred else part
         return part / scale * norm.gain.double()
+
+
+def _check_heads(heads: Tensor, attn: Any, out: Tensor, layer: int) -> None:
+    """Refuses a bridge of which heads [prompt, head, d_model] and bias are not what attention wrote, [prompt, d]."""
+    bias = getattr(attn, "b_O", None)
+    missing = out - heads.sum(dim=1) - (0.0 if bias is None else bias.double())
+    if bool((missing.abs() > TOLERANCE * out.abs().max().clamp_min(1)).any()):
+        raise ValueError(
+            f"the heads of layer {layer} do not sum to what its attention writes; load the model with "
+            "HookedTransformer.from_pretrained"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _FinalNorm:
+    """The final norm and the unembedding behind it, as directions of the normalised stream."""
+
+    directions: Callable[[Tensor], Tensor]  # of tokens, [prompt, d_model]
+    bias: Callable[[Tensor], Tensor]  # of their logits, [prompt]
+    centred: bool
+    eps: float
+
+    @classmethod
+    def of(cls, model: Any) -> _FinalNorm:
+        norm = model.ln_final
+        if emits_statistics(model):
+            return cls(
+                lambda tokens: model.tokens_to_residual_directions(tokens).double(),
+                lambda tokens: model.logit_bias(tokens).double(),
+                getattr(norm, "centred", False),
+                getattr(norm, "eps", 0.0),
+            )
+        W_U, b_U = model.W_U.double(), model.b_U.double()
+        gain = norm.w.double() + norm.uses_weight_offset
+        shift = getattr(norm, "b", None)
+        shift = torch.zeros_like(gain) if shift is None else shift.double()
+        return cls(
+            lambda tokens: W_U.T[tokens] * gain,
+            lambda tokens: b_U[tokens] + W_U.T[tokens] @ shift,
+            not norm.uses_rms_norm,
+            model.cfg.eps,
+        )
+
+    def scale(self, stream: Tensor) -> Tensor:
+        """What a stream [prompt, d_model] is divided by, [prompt, 1]."""
+        centred = stream - stream.mean(dim=-1, keepdim=True) if self.centred else stream
+        return (centred.square().mean(dim=-1, keepdim=True) + self.eps).sqrt()
 
 
 def _quantities(

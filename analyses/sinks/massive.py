@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
-from workbench.analyses.support import check_model, emits_statistics, is_bidirectional
+from workbench.analyses.support import check_model, check_plain_causal, emits_statistics, is_bidirectional
 
 MIN_DISTANCE = 16  # tokens from the sink to the first query that counts
 
@@ -128,8 +128,6 @@ def massive_activations(
     check_model(model)
     if is_bidirectional(model):
         raise ValueError("massive_activations is of models whose queries come after the sink; this one is an encoder")
-    if not emits_statistics(model):
-        raise ValueError("massive_activations needs a HookedTransformer; load it with from_pretrained")
     if threshold <= 0 or ratio <= 0:
         raise ValueError(f"threshold and ratio must be positive, got {threshold} and {ratio}")
     sequences = Sequences.read(model, tokens, attention_mask)
@@ -182,10 +180,12 @@ def _run(model: Any, tokens: Tensor, sink: int) -> tuple[list[Tensor], list[dict
         return read
 
     def finish(pattern: Tensor, hook: Any) -> None:
+        if not emits_statistics(model):
+            check_plain_causal(pattern, len(layers))
         W_O = model.blocks[len(layers)].attn.W_O.double()
         layers.append(_of_heads(pattern[0].double(), held["q"], held["k"], held["v"], W_O, sink))
 
-    rotated = model.cfg.positional_embedding_type == "rotary"
+    rotated = "blocks.0.attn.hook_rot_q" in model.hook_dict
     for layer in range(model.cfg.n_layers):
         at = f"blocks.{layer}."
         hooks += [
