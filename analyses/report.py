@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_ROWS = 300  # of a table; the rest is in the result
+MOST_COLUMNS = 12  # of a table on paper
 MOST_LETTERS = 400  # of a setting
 # Whatever a text says, the page asks for nothing and sends nothing.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -119,9 +120,14 @@ def _table(result: Result, name: str, frame: pd.DataFrame) -> str:
         about = f" title='{_text(quantity.definition)}'" if quantity else ""
         heads.append(f"<th scope='col'{about}>{_text(_words(column))}{unit}</th>")
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in frame.head(MOST_ROWS).itertuples(index=False))
+    axes = " × ".join(_words(axis) for axis in result.further_tables.get(name, result.frame_axes))
     size = f"{len(frame):,} rows" if len(frame) <= MOST_ROWS else f"the first {MOST_ROWS} of {len(frame):,} rows"
-    table = f"<div class='scroll'><table class='numbers'><thead><tr>{''.join(heads)}</tr></thead>{rows}</table></div>"
-    return _folded(f"Table{': ' + _words(name) if name else ''} ({size})", table)
+    wide = " wide" * (len(heads) > MOST_COLUMNS)
+    table = f"<table class='numbers'><thead><tr>{''.join(heads)}</tr></thead>{rows}</table>"
+    table = f"<div class='scroll{wide}'>{table}</div>"
+    if wide:
+        table += f"<p class='in-print soft'>Its {len(heads)} columns do not fit on paper; see the page on a screen.</p>"
+    return _folded(f"Table by {axes} ({size})", table, open=not name)
 
 
 def _cell(value: Any) -> str:
@@ -172,8 +178,8 @@ def _value(value: Any) -> str:
     return _text(text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} …")
 
 
-def _folded(title: str, content: str) -> str:
-    return f"<details><summary>{_text(title)}</summary>{content}</details>"
+def _folded(title: str, content: str, *, open: bool = False) -> str:
+    return f"<details{' open' * open}><summary>{_text(title)}</summary>{content}</details>"
 
 
 def _name(result: Result) -> str:

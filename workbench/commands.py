@@ -122,7 +122,7 @@ def lens(options: argparse.Namespace) -> None:
         tokens = text_to_tokens(model, text, options.max_tokens, shorten=SHORTEN)
         if tokens.tokens.shape[1] < 2:
             raise WorkbenchError("one token has no next one to predict; give more words, or more --max-tokens")
-        return logit_lens(model, tokens)
+        return logit_lens(model, tokens, progress=report)
 
     _analyse(options, "lens", run, _depths)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workbench.analyses.interventions.metrics import ROWS_PER_UNEMBEDDING
 from workbench.analyses.result import Drawing, Quantity, Result
-from workbench.analyses.running import Input, Sequences, cached, provenance, unembedded
+from workbench.analyses.running import Input, Progress, Sequences, cached, provenance, silent, unembedded
 from workbench.analyses.support import check_model, emits_statistics
 from workbench.analyses.token_texts import token_texts
 
@@ -76,7 +76,9 @@ class LogitLens(Result):
 
 
 @torch.no_grad()
-def logit_lens(model: Any, tokens: Input, *, attention_mask: Tensor | None = None) -> LogitLens:
+def logit_lens(
+    model: Any, tokens: Input, *, attention_mask: Tensor | None = None, progress: Progress = silent
+) -> LogitLens:
     """Applies the model's final norm and unembedding to the stream before each layer (nostalgebraist 2020).
 
     The lens reads every depth in the basis of the last: early layers need not write in it, so a high rank early on
@@ -84,6 +86,7 @@ def logit_lens(model: Any, tokens: Input, *, attention_mask: Tensor | None = Non
 
     Args:
         tokens: one text, or token ids [pos] or [1, pos] with their ``attention_mask``.
+        progress: called with the fraction done and what was done.
 
     Raises:
         ValueError: several texts, or a model without next-token logits.
@@ -100,7 +103,10 @@ def logit_lens(model: Any, tokens: Input, *, attention_mask: Tensor | None = Non
     following = torch.cat((ids[1:], ids.new_full((1,), -1)))
     final = streams[names[-1]][0]
     _check_end(model, sequences, final)
-    measured = [_measure(model, streams[name][0], final, following) for name in names]
+    measured = []
+    for depth, name in enumerate(names):
+        measured.append(_measure(model, streams[name][0], final, following))
+        progress((depth + 1) / len(names), f"depth {depth} of {n_layers}")
     found = {name: torch.stack([each[name] for each in measured]).cpu().numpy() for name in measured[0]}
     tokenizer = getattr(model, "tokenizer", None)
     texts = token_texts(tokenizer, found["top_token_id"].ravel().tolist())
