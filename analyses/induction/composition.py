@@ -226,10 +226,10 @@ def _chance(d_model: int, d_head: int, n_draws: int, seed: int) -> Tensor:
 
 def _quantities(found: Mapping[Composition, Tensor], chance: Tensor) -> dict[str, Quantity]:
     mean = float(chance.mean())
-    formulas = {
+    formulas: dict[Composition, str] = {
         "k": "‖W_QK W_OV‖ / (‖W_QK‖ ‖W_OV‖)",
-        "q": "‖W_QKᵀ W_OV‖ / (‖W_QK‖ ‖W_OV‖)",
-        "v": "‖W_OV² W_OV¹‖ / (‖W_OV²‖ ‖W_OV¹‖)",
+        "q": "‖(W_QK)ᵀ W_OV‖ / (‖W_QK‖ ‖W_OV‖)",
+        "v": "‖W_OV W_OV′‖ / (‖W_OV‖ ‖W_OV′‖), W_OV′ the source's,",
     }
     quantities = {
         f"{kind}_composition": Quantity(

@@ -94,14 +94,14 @@ class PrefixMatchingConditions(Result):
 
         place = self._place("length", length)
         heads = highest(self["prefix_matching"][place].max(axis=0), n)
-        at = (place, slice(None), *np.array(heads).T)
+        at = tuple(np.array(heads).T)
         series = {
-            str(spacing): tuple(self[f"prefix_matching{end}"][at][column] for end in ("", "_low", "_high"))
+            str(spacing): tuple(self[f"prefix_matching{end}"][place, column][at] for end in ("", "_low", "_high"))
             for column, spacing in enumerate(self.coordinates["spacing"])
         }
         names = [f"L{layer}H{head}: {self['reads'][layer, head]}" for layer, head in heads]
         return Drawing(
-            figures.dots(series, names, x_label="prefix matching (share of attention)", theme=theme),  # type: ignore[arg-type]
+            figures.dots(series, names, x_label="prefix matching (share of attention)", theme=theme),
             f"Prefix matching of {self.coordinates['length'][place]} repeated tokens, by spacing",
             f"{self.define('prefix_matching', 'reads')} Bars: 95 % bootstrap intervals over sequences.",
         )
@@ -204,7 +204,7 @@ def _check_options(spacings: Sequence[str], seeds: Sequence[int], n_sequences: i
         raise ValueError(f"pattern_threshold must lie between 0 and 1, got {threshold}")
 
 
-def _fitting(model: Any, spacings: Sequence[Spacing], kind: Mapping[str, Any]) -> list[int]:
+def _fitting(model: Any, spacings: Sequence[Spacing], kind: dict[str, Any]) -> list[int]:
     """Those of LENGTHS whose sequences the model has room for."""
 
     def fits(length: int) -> bool:
@@ -306,7 +306,7 @@ def _period_quantities(
             samples, _difference, axis=0, vectorized=True, n_resamples=N_RESAMPLES, batch=50, method="percentile",
             rng=np.random.default_rng(seeds[0]),
         ).confidence_interval  # fmt: skip
-        found[:, place] = _difference(*samples, axis=0), ends.low, ends.high
+        found[:, place] = _difference(samples[0], samples[1], axis=0), ends.low, ends.high
     names = {
         "period_gain": "prefix matching with a fixed period less that with random gaps",
         "period_gain_low": "lower end of the 95 % bootstrap interval over sequences of period_gain",

@@ -20,12 +20,13 @@ from workbench.analyses.running import Input, Progress, Sequences, provenance, s
 from workbench.analyses.support import check_model, depends_on_length
 
 GOOD_ERROR = 0.1  # nats; a standard error at which scores of models can be told apart
+SMOOTH = 17  # positions that the curve is a mean of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class InContextLearning(Result):
     """``score`` with its standard error and interval, ``early_loss`` and ``late_loss``, ``sequence_score`` [sequence],
-    and ``loss`` and ``loss_sem`` [pos]."""
+    and ``loss`` and ``smooth_loss`` [pos] with theirs."""
 
     kind: ClassVar[str] = "in_context_learning"
     all_figure_kinds: ClassVar[tuple[str, ...]] = ("loss",)
@@ -58,10 +59,13 @@ class InContextLearning(Result):
     def _draw_loss(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
+        smooth = f"mean of {SMOOTH} positions"
         figure = figures.curves(
-            {"mean loss": self["loss"]}, errors={"mean loss": self["loss_sem"]}, x_label="position (tokens)",
-            y_label="next-token loss (nats)", theme=theme,
+            {"each position": self["loss"], smooth: self["smooth_loss"]}, errors={smooth: self["smooth_loss_sem"]},
+            x_label="position (tokens)", y_label="next-token loss (nats)", theme=theme,
         )  # fmt: skip
+        figure.update_traces(line={"width": 0.7, "dash": "solid"}, selector={"name": "each position"})
+        figure.update_traces(line={"width": 3, "dash": "solid"}, selector={"name": smooth})
         style = figures.THEMES[theme]
         for name in ("early", "late"):
             figure.add_vline(
@@ -69,9 +73,8 @@ class InContextLearning(Result):
                 annotation_position="bottom left" if name == "late" else "bottom right",
             )  # fmt: skip
         return Drawing(
-            figure.update_layout(showlegend=False), "Loss along the text",
-            f"{self.define('loss')} Band: ± 1 standard error over sequences.",
-        )  # fmt: skip
+            figure, "Loss along the text", f"{self.define('smooth_loss')} Band: ± 1 standard error over sequences."
+        )
 
 
 def in_context_learning(
@@ -157,6 +160,7 @@ def _losses(model: Any, sequences: Sequences, progress: Progress) -> np.ndarray:
 def _quantities(losses: np.ndarray, early: np.ndarray, late: np.ndarray) -> dict[str, Quantity]:
     unit, difference = "nats", late - early
     mean, sem = mean_and_error(losses)
+    smooth, smooth_sem = mean_and_error(_smooth(losses))
     score, score_sem = mean_and_error(difference)
     low, high = mean_interval(difference)
     single = {
@@ -171,4 +175,14 @@ def _quantities(losses: np.ndarray, early: np.ndarray, late: np.ndarray) -> dict
         "sequence_score": Quantity(difference, ("sequence",), unit, "late loss less early loss of each sequence"),
         "loss": Quantity(mean, ("pos",), unit, "loss of the token at a position, mean over sequences"),
         "loss_sem": Quantity(sem, ("pos",), unit, "standard error of loss over sequences"),
+        "smooth_loss": Quantity(
+            smooth, ("pos",), unit, f"mean loss of the {SMOOTH} positions around each, fewer at the ends"
+        ),
+        "smooth_loss_sem": Quantity(smooth_sem, ("pos",), unit, "standard error of smooth_loss over sequences"),
     }
+
+
+def _smooth(losses: np.ndarray) -> np.ndarray:
+    """Of each sequence, the mean of the known losses among the SMOOTH positions around each; [sequence, pos]."""
+    padded = np.pad(losses, ((0, 0), (SMOOTH // 2, SMOOTH // 2)), constant_values=np.nan)
+    return np.nanmean(np.lib.stride_tricks.sliding_window_view(padded, SMOOTH, axis=1), axis=2)

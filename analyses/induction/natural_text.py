@@ -219,7 +219,7 @@ def _quantities(scores: Mapping[str, HeadScore], n_shifts: int, seed: int) -> di
     definitions = {
         "prefix_matching": f"{SCORES['prefix_matching'].definition.partition(',')[0]}, {over}",
         "shifted": f"weight on as many keys a few tokens before and after these, {over}",
-        "excess": "prefix_matching less shifted: weight on what follows an earlier occurrence of the query's token, "
+        "excess": "prefix matching less shifted: weight on what follows an earlier occurrence of the query's token, "
         "beyond that on keys a few tokens beside it",
     }
     found = {name: Quantity(scores[name].mean, axes, unit, what) for name, what in definitions.items()}

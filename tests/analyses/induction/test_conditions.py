@@ -41,20 +41,17 @@ def test_a_fixed_period_is_told_from_content(hand_built_conditions: PrefixMatchi
 
 def test_scores_of_a_seed_are_those_of_induction_heads(random_model: HookedTransformer) -> None:
     options: dict[str, Any] = {"n_sequences": 10, "n_copies": 3}
-    found = prefix_matching_conditions(random_model, lengths=(6, 10), seeds=(3, 4), **options)
-    for column, spacing in enumerate(("fixed", "random gaps")):
-        for place, length in enumerate((6, 10)):
-            of_seeds = [
-                induction_heads(random_model, length=length, spacing=spacing, seed=seed, n_ablated=0, **options)
-                for seed in (3, 4)
-            ]
-            for row, of_seed in enumerate(of_seeds):
-                np.testing.assert_array_equal(
-                    found["seed_prefix_matching"][row, place, column], of_seed["prefix_matching"]
-                )
-            for name in ("prefix_matching", "prefix_matching_latest", "prefix_matching_per_entry"):
-                mean = np.mean([of_seed[name] for of_seed in of_seeds], axis=0)  # as many rows in each
-                np.testing.assert_allclose(found[name][place, column], mean, rtol=1e-12)
+    found = prefix_matching_conditions(random_model, lengths=(5, 8), seeds=(3, 4), **options)
+    for place, column, length, spacing in ((0, 0, 5, "fixed"), (1, 1, 8, "random gaps")):
+        of_seeds = [
+            induction_heads(random_model, length=length, spacing=spacing, seed=seed, n_ablated=0, **options)
+            for seed in (3, 4)
+        ]
+        for row, of_seed in enumerate(of_seeds):
+            np.testing.assert_array_equal(found["seed_prefix_matching"][row, place, column], of_seed["prefix_matching"])
+        for name in ("prefix_matching", "prefix_matching_latest", "prefix_matching_per_entry"):
+            mean = np.mean([of_seed[name] for of_seed in of_seeds], axis=0)  # as many rows in each
+            np.testing.assert_allclose(found[name][place, column], mean, rtol=1e-12)
     assert not np.allclose(found["prefix_matching"], found["prefix_matching_latest"])
     gain = found["prefix_matching"][:, 0] - found["prefix_matching"][:, 1]
     np.testing.assert_allclose(found["period_gain"], gain, atol=1e-12)
@@ -99,6 +96,9 @@ def test_every_figure_is_drawn_and_the_result_comes_back(
         assert found.figure(captioned=True, theme="dark", **options).data
     names = list(found.figure(length=LENGTH).data[0].y)
     assert "L1H3: position" in names and "L1H0: content" in names
+    for column, trace in enumerate(found.figure(length=LENGTH).data):
+        assert trace.x[names.index("L1H3: position")] == found["prefix_matching"][1, column, 1, 3]
+        assert len(trace.x) == len(names) == 8
     with pytest.raises(ValueError, match="length must be one of 12, 20, got 13"):
         found.figure(length=13)
     back = load_result(found.save(tmp_path / "conditions"))

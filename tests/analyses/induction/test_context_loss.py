@@ -37,6 +37,10 @@ def test_losses_and_errors_are_those_of_a_naive_loop(random_model: HookedTransfo
     assert np.isnan(found["loss"][0]) and len(found["loss"]) == 35
     np.testing.assert_allclose(found["loss"][1:], losses.mean(axis=0), atol=1e-5)
     np.testing.assert_allclose(found["loss_sem"][1:], losses.std(axis=0, ddof=1) / np.sqrt(24), atol=1e-5)
+    np.testing.assert_allclose(found["smooth_loss"][20], losses[:, 11:28].mean(), atol=1e-5)
+    np.testing.assert_allclose(found["smooth_loss"][34], losses[:, 25:].mean(), atol=1e-5)  # up to the end
+    error = losses[:, 11:28].mean(axis=1).std(ddof=1) / np.sqrt(24)
+    np.testing.assert_allclose(found["smooth_loss_sem"][20], error, atol=1e-5)
     early, late = losses[:, [4, 5, 6]].mean(axis=1), losses[:, [28, 29, 30]].mean(axis=1)  # positions 5–7 and 29–31
     np.testing.assert_allclose(found["sequence_score"], late - early, atol=1e-5)
     assert found["score"] == pytest.approx((late - early).mean(), abs=1e-5)
@@ -56,7 +60,9 @@ def test_random_weights_learn_nothing(random_model: HookedTransformer) -> None:
 def test_the_figure_is_drawn_and_the_result_comes_back(random_model: HookedTransformer, tmp_path: Path) -> None:
     found = in_context_learning(random_model, text(), early=6, late=30)
     figure = found.figure(captioned=True, theme="dark")
-    np.testing.assert_array_equal(figure.data[-1].y, found["loss"])
+    drawn = {trace.name: trace.y for trace in figure.data}
+    np.testing.assert_array_equal(drawn["each position"], found["loss"])
+    np.testing.assert_array_equal(drawn["mean of 17 positions"], found["smooth_loss"])
     assert {line.text for line in figure.layout.annotations} >= {"early", "late"}
     back = load_result(found.save(tmp_path / "context"))
     np.testing.assert_array_equal(back["loss"], found["loss"])
