@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from workbench.analyses.induction.context_loss import in_context_learning as in_context_learning
     from workbench.analyses.induction.copying import CopyingScores as CopyingScores
     from workbench.analyses.induction.copying import copying_scores as copying_scores
+    from workbench.analyses.induction.function_vectors import FunctionVectorHeads as FunctionVectorHeads
+    from workbench.analyses.induction.function_vectors import function_vector_heads as function_vector_heads
     from workbench.analyses.induction.heads import InductionHeads as InductionHeads
     from workbench.analyses.induction.heads import induction_heads as induction_heads
     from workbench.analyses.induction.natural_text import PrefixMatchingInText as PrefixMatchingInText
@@ -72,8 +74,10 @@ if TYPE_CHECKING:
     from workbench.analyses.sinks.streaming import streaming_perplexity as streaming_perplexity
     from workbench.analyses.tasks import PromptFileError as PromptFileError
     from workbench.analyses.tasks import PromptSet as PromptSet
+    from workbench.analyses.tasks import WordPairs as WordPairs
     from workbench.analyses.tasks import YearPrompts as YearPrompts
     from workbench.analyses.tasks import factual_recall as factual_recall
+    from workbench.analyses.tasks import few_shot_prompts as few_shot_prompts
     from workbench.analyses.tasks import greater_than as greater_than
     from workbench.analyses.tasks import indirect_objects as indirect_objects
     from workbench.analyses.tasks import read_prompts as read_prompts
@@ -88,6 +92,7 @@ _MODULE_OF = {
     "DirectLogitAttribution": "predictions.direct",
     "FirstTokenSinks": "sinks.first_token",
     "HeadComposition": "induction.composition",
+    "FunctionVectorHeads": "induction.function_vectors",
     "HeadCircuits": "attention.circuits",
     "HeadPattern": "attention.patterns",
     "HeadPruning": "attribution.pruning",
@@ -113,6 +118,7 @@ _MODULE_OF = {
     "SourceAttribution": "attribution.sources",
     "Streaming": "sinks.streaming",
     "SwitchedOff": "predictions.without",
+    "WordPairs": "tasks",
     "YearPrompts": "tasks",
     "alternative_attention": "attribution.alternatives",
     "attention_sinks": "sinks.rates",
@@ -122,7 +128,9 @@ _MODULE_OF = {
     "copying_scores": "induction.copying",
     "direct_logit_attribution": "predictions.direct",
     "factual_recall": "tasks",
+    "few_shot_prompts": "tasks",
     "first_token_sinks": "sinks.first_token",
+    "function_vector_heads": "induction.function_vectors",
     "greater_than": "tasks",
     "head_composition": "induction.composition",
     "head_circuits": "attention.circuits",

@@ -33,6 +33,7 @@ _CLASSES = {
     "attribution_patching": ("workbench.analyses.attribution.patching", "AttributionPatching"),
     "direct_logit_attribution": ("workbench.analyses.predictions.direct", "DirectLogitAttribution"),
     "first_token_sinks": ("workbench.analyses.sinks.first_token", "FirstTokenSinks"),
+    "function_vector_heads": ("workbench.analyses.induction.function_vectors", "FunctionVectorHeads"),
     "head_circuits": ("workbench.analyses.attention.circuits", "HeadCircuits"),
     "head_pattern": ("workbench.analyses.attention.patterns", "HeadPattern"),
     "head_pruning": ("workbench.analyses.attribution.pruning", "HeadPruning"),

@@ -50,7 +50,7 @@ def circuit_view(
                 go.Scatter(
                     x=np.linspace(start[0], end[0], 21), y=np.linspace(start[1], end[1], 21), mode="lines",
                     line={"width": max(1.0, WIDEST * abs(effect) / largest), "color": colour},
-                    name=name, legendgroup=name, showlegend=first == 0,
+                    name=name, legendgroup=name, showlegend=first == 0, legendrank=2000 if name == rest else 1000,
                     hovertemplate=f"{list(senders)[sender]} → {list(receivers)[receiver]}<br>{hover}: {effect:+.3f}"
                     "<extra></extra>",
                 )

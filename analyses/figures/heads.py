@@ -169,6 +169,7 @@ def effects(
     *,
     control: float,
     x_label: str,
+    y_label: str = "ablated head",
     theme: str = "light",
 ) -> go.Figure:
     """Signed effects of named interventions: a row per name, a marker with ± standard error per kind of intervention.
@@ -202,5 +203,5 @@ def effects(
             )
         )
     figure.update_xaxes(title=x_label, zeroline=False)
-    figure.update_yaxes(autorange="reversed", type="category", title="ablated head", showgrid=True)
+    figure.update_yaxes(autorange="reversed", type="category", title=y_label, showgrid=True)
     return figure.update_layout(scattermode="group", scattergap=0.4, showlegend=True, legend=LEGEND_ABOVE)

@@ -297,13 +297,21 @@ def _quantities(
 ) -> dict[str, Quantity]:
     pairs = ("receiver", "feeder")
     about = {
-        "ablation_effect": (pairs, "share of 1", "change of the receiver's prefix matching when the feeder's output is "
-                            "its mean per position on other sequences"),
-        "key_effect": (pairs, "share of 1", "the same when it is so in the receiver's keys alone, all else between the "
-                       "two as it was"),
-        "key_loss_effect": (pairs, "nats per token", "change of the repeated tokens' loss by that"),
-        "all_keys_loss_effect": (("feeder",), "nats per token", "the same in the keys of all receivers with the "
-                                 "pattern at once"),
+        "ablation_effect": (
+            pairs, "share of 1",
+            "change of the receiver's prefix matching when the feeder's output is its mean per position on other "
+            "sequences",
+        ),
+        "key_effect": (
+            pairs, "share of 1",
+            "change of the receiver's prefix matching when the feeder's output in the receiver's keys alone is its "
+            "mean per position on other sequences, all else between the two as it was",
+        ),
+        "key_loss_effect": (pairs, "nats per token", "what that does to the loss of repeated tokens"),
+        "all_keys_loss_effect": (
+            ("feeder",), "nats per token",
+            "change of that loss when the feeder's output in the keys of all receivers with the pattern is its mean",
+        ),
     }  # fmt: skip
     found = {
         "receiver_head": Quantity(np.array(receivers), ("receiver", "layer and head"), "", "layer and head"),

@@ -7,4 +7,6 @@ from workbench.analyses.tasks.files import PromptFileError as PromptFileError
 from workbench.analyses.tasks.files import read_prompts as read_prompts
 from workbench.analyses.tasks.prompt_set import PromptSet as PromptSet
 from workbench.analyses.tasks.prompt_set import YearPrompts as YearPrompts
+from workbench.analyses.tasks.word_pairs import WordPairs as WordPairs
+from workbench.analyses.tasks.word_pairs import few_shot_prompts as few_shot_prompts
 from workbench.analyses.tasks.years import greater_than as greater_than
