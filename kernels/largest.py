@@ -1,6 +1,13 @@
-"""The largest weights of every row and the columns they are on, from the maxima over blocks of keys."""
+"""The largest weights of every row and the columns they are on, from the maxima over blocks of keys.
+
+The k largest lie in the k blocks with the largest maxima, of equal ones the first: every element elsewhere is preceded
+by the maxima of k blocks. So only these blocks are looked at once more, in the tile itself where a row has a single
+one; else their scores are calculated again.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -9,9 +16,31 @@ from torch.nn.functional import pad
 from workbench.kernels.tiles import HIDDEN, RowBlock, Tiling
 
 _BLOCK = 16
+_FEW = 64  # among so many, the first largest is found in one step
+
+Largest = tuple[Tensor, Tensor]  # shifted scores and their int64 columns, [key/value head, count, group · row] each
 
 
-def largest_weights(
+def largest_in_tile(tile: Tensor, first: int, maxima: Tensor, edges: Tensor, count: int) -> Largest:
+    """The ``count`` largest scores of rows that have no others than this tile's, ties to the lowest column.
+
+    Args:
+        tile: shifted scores, HIDDEN where a pair is, [key/value head, key, group · row].
+        first: the column of its first key.
+        maxima: over its blocks of keys, [key/value head, key block, group · row].
+        edges: first column and end of every block, int64 [2, key block].
+
+    Returns:
+        Fewer than ``count`` where there are fewer keys.
+    """
+
+    def scores_at(columns: Tensor) -> Tensor:
+        return tile.gather(1, (columns - first).clamp_(max=tile.shape[1] - 1))
+
+    return _largest(maxima, edges, count, scores_at)
+
+
+def largest_again(
     tiling: Tiling,
     block: RowBlock,
     kv_heads: slice,
@@ -20,56 +49,61 @@ def largest_weights(
     edges: Tensor,
     count: int,
     scratch: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest weights, ties to the lowest column; what is missing has weight 0 and column -1.
-
-    The k largest lie in the k blocks with the largest maxima, of equal ones the first: every element elsewhere is
-    preceded by the maxima of k blocks. So only these blocks are calculated once more.
+) -> Largest:
+    """As ``largest_in_tile``, for a block of rows with any number of tiles.
 
     Args:
         shifts: what to subtract from the scores of the rows, [key/value head, group · row] each (see Normaliser).
-        maxima: shifted scores' maxima over blocks of keys, [key/value head, key block, group · row].
-        edges: first column and end of every block, int64 [2, key block].
         scratch: memory that may be overwritten.
-
-    Returns:
-        Weights and int64 columns, both [key/value head, group, row, count].
     """
-    n_heads, maxima = len(maxima), maxima.transpose(0, 1).flatten(1)  # [key block, head · row], heads being query heads
-    if min(count, len(maxima)) == 1:
-        chosen = _first_largest(maxima)[None]
-    else:
-        chosen = maxima.sort(dim=0, descending=True, stable=True).indices[:count].sort(dim=0).values
-    start, end = edges[:, chosen]  # [chosen, head · row] each
-    width = int((edges[1] - edges[0]).max())
-    within = torch.arange(width, device=start.device)[:, None]
-    columns = (start[:, None] + within).clamp(max=tiling.rule.mask.n_keys - 1).flatten(0, 1)  # [key, head · row]
-    row = torch.arange(block.start, block.stop, device=start.device).repeat(n_heads * tiling.group)
-    visible = tiling.rule.mask.visible(block.batch, row, columns)
-    visible &= (start[:, None] + within < end[:, None]).flatten(0, 1)
-    scores = _scores_at(tiling, block, kv_heads, row, columns, scratch)
-    for shift in shifts:
-        scores -= shift.flatten()
-    scores = torch.where(visible, scores, HIDDEN)
-    if count == 1:
-        order = _first_largest(scores)[None]
-    else:
-        order = scores.sort(dim=0, descending=True, stable=True).indices[:count]
-    weights, columns = scores.gather(0, order).exp2(), columns.gather(0, order)
+    n_heads = len(maxima)
+
+    def scores_at(columns: Tensor) -> Tensor:
+        columns = columns.clamp(max=tiling.rule.mask.n_keys - 1).transpose(0, 1).flatten(1)  # [key, head · row]
+        row = torch.arange(block.start, block.stop, device=columns.device).repeat(n_heads * tiling.group)
+        scores = _scores_at(tiling, block, kv_heads, row, columns, scratch)
+        for shift in shifts:
+            scores -= shift.flatten()
+        scores = torch.where(tiling.rule.mask.visible(block.batch, row, columns), scores, HIDDEN)
+        return scores.unflatten(1, (n_heads, -1)).transpose(0, 1)
+
+    scores, columns = _largest(maxima, edges, count, scores_at)
     # The tile's own maximum: its products, rounded otherwise than those calculated here, are what sums to 1.
-    largest = maxima.amax(0).exp2()
-    weights = torch.minimum(weights, largest)
-    weights[0] = largest
+    largest = maxima.amax(1, keepdim=True)
+    return torch.cat((largest, torch.minimum(scores[:, 1:], largest)), 1), columns
+
+
+def largest_weights(found: Largest, count: int) -> tuple[Tensor, Tensor]:
+    """Weights and columns, [key/value head, count, group · row] each; what is missing has weight 0 and column -1."""
+    weights, columns = found[0].exp2(), found[1]
     columns = columns.masked_fill(weights == 0, -1)
-    missing, shape = count - len(order), (count, n_heads, tiling.group, len(block))
-    weights, columns = pad(weights, (0, 0, 0, missing)), pad(columns, (0, 0, 0, missing), value=-1)
-    return weights.view(shape).movedim(0, 3), columns.view(shape).movedim(0, 3)
+    if missing := count - weights.shape[1]:
+        weights, columns = pad(weights, (0, 0, 0, missing)), pad(columns, (0, 0, 0, missing), value=-1)
+    return weights, columns
+
+
+def _largest(maxima: Tensor, edges: Tensor, count: int, scores_at: Callable[[Tensor], Tensor]) -> Largest:
+    """``scores_at`` gives the scores of columns of every row, [key/value head, key, group · row]."""
+    chosen = _first_largest(maxima, count)
+    if count > 1:
+        chosen = chosen.sort(dim=1).values
+    start, end = edges[:, chosen]  # [key/value head, chosen, group · row] each
+    columns = start[:, :, None] + torch.arange(_widest(edges), device=edges.device)[:, None]
+    exists = columns < end[:, :, None]
+    columns = columns.flatten(1, 2)  # [key/value head, key, group · row]
+    scores = torch.where(exists.flatten(1, 2), scores_at(columns), HIDDEN)
+    order = _first_largest(scores, count)
+    return scores.gather(1, order), columns.gather(1, order)
+
+
+def _widest(edges: Tensor) -> int:
+    return int((edges[1] - edges[0]).max())
 
 
 def _scores_at(
     tiling: Tiling, block: RowBlock, kv_heads: slice, row: Tensor, columns: Tensor, scratch: Tensor
 ) -> Tensor:
-    """Scores before the mask of every row on columns of its own: [key, head · row]."""
+    """Scores before the mask of every row on columns of its own: [key, head · row], heads being query heads."""
     queries = tiling.queries[block.place(kv_heads)].flatten(0, 2)  # [head · row, d_head]
     keys, d_head = tiling.keys[block.batch].flatten(0, 1), queries.shape[1]  # [key/value head · key, d_head]
     kv_head = torch.arange(kv_heads.start, kv_heads.stop, device=row.device)
@@ -85,14 +119,18 @@ def _scores_at(
     return tiling.rule.biased_scores(products, tiling.heads(kv_heads).repeat_interleave(len(block)), row, columns)
 
 
-def _first_largest(values: Tensor) -> Tensor:
-    """argmax over the first axis, the lowest index of equal ones: [n, m] -> [m].
+def _first_largest(values: Tensor, count: int) -> Tensor:
+    """Indices of the largest values, the lowest of equal ones first: [head, n, row] -> int64 [head, count, row].
 
-    In two steps, and by max instead of argmax: several times faster on a CPU.
+    One index takes several times less time on a CPU by maxima and minima than by argmax.
     """
-    if len(values) % _BLOCK:
-        values = pad(values, (0, 0, 0, -len(values) % _BLOCK), value=-torch.inf)
-    blocks = values.unflatten(0, (-1, _BLOCK))
-    block = blocks.amax(1).max(0).indices  # [m]
-    within = blocks.gather(0, block.expand(1, _BLOCK, -1))[0].max(0).indices
-    return block * _BLOCK + within
+    n = values.shape[1]
+    if min(count, n) > 1:
+        return values.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    if n > _FEW:
+        blocks = pad(values, (0, 0, 0, -n % _BLOCK), value=-torch.inf).unflatten(1, (-1, _BLOCK))
+        block = _first_largest(blocks.amax(2), 1)
+        within = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK, -1))[:, 0]
+        return block * _BLOCK + _first_largest(within, 1)
+    index = torch.arange(n, dtype=torch.int32, device=values.device)[:, None]
+    return torch.where(values < values.amax(1, keepdim=True), n, index).amin(1, keepdim=True).long()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from workbench.kernels.masks import ColumnSpan, VisibleKeys
 from workbench.kernels.statistics import MatchLabels
@@ -18,26 +20,26 @@ _DENSE = 1 / 16  # from this share of matching pairs on, a mask over the tile is
 class MatchList:
     """The matching pairs of a tile, one by one."""
 
-    place: Tensor  # int64 [group · pair], in the flattened tile [key, group · row] of one key/value head
-    row: Tensor  # int64 [group · pair], in [group · row]
+    place: Tensor  # int64 [key/value head, group · pair], in the flattened tile [key/value head, key, group · row]
+    target: Tensor  # int64 [key/value head, group · pair], in [key/value head, name, group · row]
 
     def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
-        """Adds the weight on matching keys, from a tile, to ``mass`` [key/value head, group · row]."""
-        head = torch.arange(len(mass), device=mass.device)[:, None]
-        place, row = (head * weights[0].numel() + self.place).flatten(), (head * mass.shape[1] + self.row).flatten()
-        mass.view(-1).index_add_(0, row, weights.view(-1).index_select(0, place))
+        """Adds the weight on matching keys, from a tile, to ``mass`` [key/value head, name, group · row]."""
+        place, target = (index[: len(mass)].flatten() for index in (self.place, self.target))
+        mass.view(-1).index_add_(0, target, weights.view(-1).index_select(0, place))
 
 
 @dataclass(frozen=True, eq=False)
 class MatchMask:
     """The matching pairs of a tile, where they are many."""
 
-    mask: Tensor  # [key, 1, row] of 0 and 1
+    mask: Tensor  # [name, key, 1, row] of 0 and 1
 
     def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
         """As for a list; ``scratch`` has the size of the weights and is overwritten."""
-        tile = weights.unflatten(2, (-1, self.mask.shape[2]))
-        mass += torch.mul(tile, self.mask, out=scratch.view(tile.shape)).flatten(2).sum(1)
+        tile = weights.unflatten(2, (-1, self.mask.shape[3]))
+        for name, mask in enumerate(self.mask):
+            mass[:, name] += torch.mul(tile, mask, out=scratch.view(tile.shape)).flatten(2).sum(1)
 
 
 TileMatches = MatchList | MatchMask
@@ -70,37 +72,58 @@ class MatchRuns:
 
 
 class MatchPairs:
-    """The matches of a request, tile by tile."""
+    """The matches of a request, tile by tile, for all names together."""
 
-    def __init__(self, labels: MatchLabels, tiling: Tiling) -> None:
-        self._labels, self._group, self._dtype = labels, tiling.group, tiling.keys.dtype
-        self._offset = tiling.rule.mask.query_offset
-        self._runs = MatchRuns.of(labels, tiling.rule.mask)
+    def __init__(self, labels: Mapping[str, MatchLabels], tiling: Tiling) -> None:
+        self._group, self._dtype, self._offset = tiling.group, tiling.keys.dtype, tiling.rule.mask.query_offset
+        self._query = torch.stack([pair.query for pair in labels.values()], 1)  # [batch, name, query]
+        self._key = torch.stack([pair.key for pair in labels.values()], 1)  # [batch, name, key]
+        runs = [MatchRuns.of(pair, tiling.rule.mask) for pair in labels.values()]
+        self._columns = torch.cat([run.columns for run in runs], 1)  # [batch, name · key]
+        self._counts = torch.stack([run.count for run in runs], 2).flatten(1)  # [batch, query · name]
+        ends = self._counts.cumsum(1)
+        name = torch.arange(len(runs), device=ends.device)
+        first = torch.stack([run.first for run in runs], 2) + name * self._key.shape[2]
+        # The pairs of a sequence are counted through by row and name; in _columns, pair i of a run is at i + _shifts.
+        self._shifts = first.flatten(1) - (ends - self._counts)
+        self._pairs_before = pad(ends, (1, 0)).tolist()
 
-    def tiles(self, block: RowBlock, spans: list[ColumnSpan]) -> list[TileMatches | None]:
-        """The matches of every span with a block of rows; None where there are none."""
-        counts = self._runs.count[block.batch, block.rows]  # [row]
-        total = int(counts.sum())
-        if total > _DENSE * len(block) * sum(map(len, spans)):
+    @property
+    def n_names(self) -> int:
+        return self._query.shape[1]
+
+    def tiles(self, block: RowBlock, spans: list[ColumnSpan], n_heads: int) -> list[TileMatches | None]:
+        """The matches of every span with a block of rows, for tiles of at most ``n_heads`` key/value heads.
+
+        None where there are none.
+        """
+        runs = slice(block.start * self.n_names, block.stop * self.n_names)
+        before, end = (self._pairs_before[block.batch][edge] for edge in (runs.start, runs.stop))
+        if end - before > _DENSE * self.n_names * len(block) * sum(map(len, spans)):
             return [self._dense(block, span) for span in spans]
-        rows = torch.arange(len(block), device=counts.device).repeat_interleave(counts, output_size=total)
-        before = (counts.cumsum(0) - counts)[rows]
-        places = self._runs.first[block.batch, block.rows][rows] + torch.arange(total, device=counts.device) - before
-        columns = self._runs.columns[block.batch, places]
-        return [self._listed(rows, columns, len(block), span) for span in spans]
+        if end == before:
+            return [None] * len(spans)
+        counts = self._counts[block.batch, runs]
+        run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=end - before)
+        pairs = torch.arange(before, end, device=counts.device)
+        columns = self._columns[block.batch, pairs.add_(self._shifts[block.batch, runs][run])]
+        return [self._listed(run, columns, len(block), span, n_heads) for span in spans]
 
-    def _listed(self, rows: Tensor, columns: Tensor, n_rows: int, span: ColumnSpan) -> MatchList | None:
+    def _listed(self, run: Tensor, columns: Tensor, n_rows: int, span: ColumnSpan, n_heads: int) -> MatchList | None:
         inside = ((columns >= span.start) & (columns < span.stop)).nonzero()[:, 0]
         if not len(inside):
             return None
-        heads = torch.arange(self._group, device=rows.device)[:, None] * n_rows
-        row = heads + rows[inside]  # [group, pair]
-        place = row + (columns[inside] - span.start) * (self._group * n_rows)
-        return MatchList(place.flatten(), row.flatten())
+        run, width = run[inside], self._group * n_rows
+        row, name = run // self.n_names, run % self.n_names
+        kv_head = torch.arange(n_heads, device=run.device)[:, None, None]
+        head = torch.arange(self._group, device=run.device)[:, None] * n_rows
+        place = head + kv_head * (len(span) * width) + (row + (columns[inside] - span.start) * width)
+        target = head + kv_head * (self.n_names * width) + (row + name * width)
+        return MatchList(place.flatten(1), target.flatten(1))
 
     def _dense(self, block: RowBlock, span: ColumnSpan) -> MatchMask | None:
-        query, key = self._labels.query[block.batch, block.rows], self._labels.key[block.batch, span.start : span.stop]
+        query, key = self._query[block.batch, :, block.rows], self._key[block.batch, :, span.start : span.stop]
         row = torch.arange(block.start, block.stop, device=query.device)
         column = torch.arange(span.start, span.stop, device=query.device)[:, None]
-        matches = (key[:, None] == query) & (query >= 0) & (column < row + self._offset)
-        return MatchMask(matches[:, None].to(self._dtype)) if matches.any() else None
+        matches = (key[:, :, None] == query[:, None]) & (query >= 0)[:, None] & (column < row + self._offset)
+        return MatchMask(matches[:, :, None].to(self._dtype)) if matches.any() else None

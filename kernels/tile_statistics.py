@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.kernels.largest import largest_weights
+from workbench.kernels.largest import largest_again, largest_in_tile, largest_weights
 from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.matches import MatchPairs, TileMatches
 from workbench.kernels.normaliser import Normaliser
@@ -56,7 +56,7 @@ class _SharedTile:
     hidden: list[HiddenPart]  # upper bounds of scores
     behind: Tensor  # i - j from the first row, [key], for the first keys: those that do not lie ahead of it
     ahead: Tensor  # i - j, or |i - j|, for the others, [key, 1, row]
-    matches: dict[str, TileMatches]
+    matches: TileMatches | None
 
     @property
     def columns(self) -> slice:
@@ -88,7 +88,7 @@ class _TilePass:
         self._needs_sums = request.pooled is not None or request.mean_distance
         self._needs_every_tile = self._needs_maxima or request.entropy or request.mean_distance or request.received
         self._needs_every_tile |= request.classes is not None
-        self._pairs = {name: MatchPairs(labels, tiling) for name, labels in request.labels().items()}
+        self._pairs = MatchPairs(labels, tiling) if (labels := request.labels()) else None
         self._classes = None if request.classes is None else request.class_indicators(lse.dtype)  # [batch, key, class]
         self._columns = torch.arange(mask.n_keys, device=lse.device, dtype=lse.dtype)
         self._weights = None
@@ -99,7 +99,7 @@ class _TilePass:
 
     @property
     def has_work(self) -> bool:
-        return self._needs_every_tile or bool(self._pairs)
+        return self._needs_every_tile or self._pairs is not None
 
     def _allocate(self) -> dict[str, Tensor]:
         lse, request, n_keys = self._lse, self._request, self._tiling.rule.mask.n_keys
@@ -108,7 +108,8 @@ class _TilePass:
             shapes["entropy"] = ()
         if request.mean_distance:
             shapes["mean_distance"] = ()
-        shapes |= {f"match {name}": () for name in self._pairs}
+        if self._pairs is not None:
+            shapes["match_mass"] = (self._pairs.n_names,)
         if self._classes is not None:
             shapes["class_mass"] = self._classes.shape[2:]
         if self._n_top:
@@ -135,8 +136,8 @@ class _TilePass:
                 place = block.place(heads)
                 shifts = self._normaliser.parts(place)
                 sums = self._sum_tiles(index, rows, heads, shifts, scratch)
-                if self._n_top and rows.tiles:
-                    self._places["largest_weights"][place], self._places["largest_keys"][place] = largest_weights(
+                if self._n_top and len(rows.tiles) > 1:
+                    sums["largest_scores"], sums["largest_keys"] = largest_again(
                         self._tiling, block, heads, shifts, sums["maxima"], edges, self._n_top, scratch[0]
                     )
                 self._store(rows, heads, sums)
@@ -147,22 +148,24 @@ class _TilePass:
     def _shared(self, block: RowBlock) -> _SharedRows:
         tiling, mask, grid = self._tiling, self._tiling.rule.mask, self._grid
         spans = tiling.spans(block, grid)
-        matches = {name: pairs.tiles(block, spans) for name, pairs in self._pairs.items()}
+        heads = tiling.heads_at_a_time(spans, grid)
+        matches: list[TileMatches | None] = [None] * len(spans)
+        if self._pairs is not None:
+            matches = self._pairs.tiles(block, spans, heads[0].stop)
         row, position = torch.arange(block.start, block.stop, device=self._lse.device), block.start + mask.query_offset
         first = grid.index(spans[0].start) // grid.blocks_per_period * grid.blocks_per_period if spans else 0
         ahead = grid.n_keys if position >= grid.n_keys - 1 else grid.floor(max(position + 1, 0))  # the first column
         tiles: list[_SharedTile] = []
-        for i, span in enumerate(spans):
-            here = {name: found for name, tile_matches in matches.items() if (found := tile_matches[i]) is not None}
-            if not (self._needs_every_tile or here):
+        for span, match in zip(spans, matches, strict=True):
+            if not self._needs_every_tile and match is None:
                 continue
             columns = self._columns[span.start : span.stop].tensor_split([max(ahead - span.start, 0)])
             distances = position - columns[0], mask.distance(row, columns[1][:, None, None])
             key_blocks = slice(grid.index(span.start) - first, grid.index(span.stop - 1) + 1 - first)
-            tiles.append(_SharedTile(span, key_blocks, tiling.hidden(block, span, HIDDEN), *distances, here))
+            tiles.append(_SharedTile(span, key_blocks, tiling.hidden(block, span, HIDDEN), *distances, match))
         all_blocks = slice(first, first + (tiles[-1].key_blocks.stop if tiles else 0))
         n_behind = grid.index(ahead - 1) + 1 - first if ahead else 0
-        return _SharedRows(block, tiles, tiling.heads_at_a_time(spans, grid), all_blocks, max(n_behind, 0))
+        return _SharedRows(block, tiles, heads, all_blocks, max(n_behind, 0))
 
     def _sum_tiles(
         self, index: int, rows: _SharedRows, heads: slice, shifts: list[Tensor], scratch: _Scratch
@@ -179,7 +182,13 @@ class _TilePass:
                 t.clamp_(min=HIDDEN)  # a bias may be -inf
             hide(t, tile.hidden)
             if "maxima" in sums:
-                _over_key_blocks(torch.amax, t, self._grid.size, sums["maxima"][:, tile.key_blocks])
+                maxima = sums["maxima"][:, tile.key_blocks]
+                _over_key_blocks(torch.amax, t, self._grid.size, maxima)
+                if self._n_top and len(rows.tiles) == 1:
+                    edges = self._edges[:, rows.key_blocks][:, tile.key_blocks]
+                    sums["largest_scores"], sums["largest_keys"] = largest_in_tile(
+                        t, tile.span.start, maxima, edges, self._n_top
+                    )
             p = torch.exp2(t, out=scratch[1][: t.numel()].view(t.shape))
             if "sums" in sums:
                 _over_key_blocks(torch.sum, p, self._grid.size, sums["sums"][:, tile.key_blocks])
@@ -191,8 +200,8 @@ class _TilePass:
                 if len(tile.ahead):
                     distance = ahead.unflatten(2, (-1, len(block))) * tile.ahead
                     sums["mean_distance"] += distance.sum(1).flatten(1)
-            for name, matches in tile.matches.items():
-                matches.add_mass(p, sums[f"match {name}"], t)
+            if tile.matches is not None:
+                tile.matches.add_mass(p, sums["match_mass"], t)
             if self._classes is not None:
                 sums["class_mass"] += self._classes[block.batch, tile.columns].mT @ p
             if "received" in self._places:
@@ -203,10 +212,11 @@ class _TilePass:
         return sums
 
     def _empty_sums(self, n_heads: int, width: int, n_key_blocks: int) -> dict[str, Tensor]:
-        names = [name for name in self._places if name in ("entropy", "mean_distance") or name.startswith("match ")]
+        names = [name for name in ("entropy", "mean_distance") if name in self._places]
         sums = {name: self._lse.new_zeros(n_heads, width) for name in names}
-        if self._classes is not None:
-            sums["class_mass"] = self._lse.new_zeros(n_heads, self._classes.shape[2], width)
+        for name in ("match_mass", "class_mass"):
+            if name in self._places:
+                sums[name] = self._lse.new_zeros(n_heads, self._places[name].shape[4], width)
         if self._needs_maxima:
             sums["maxima"] = self._lse.new_full((n_heads, n_key_blocks, width), HIDDEN)
         if self._needs_sums:
@@ -216,16 +226,18 @@ class _TilePass:
     def _store(self, rows: _SharedRows, heads: slice, sums: dict[str, Tensor]) -> None:
         """Stores what is one number, or one per class, for every row."""
         place, shape = rows.block.place(heads), (-1, self._tiling.group, len(rows.block))
-        for name in self._pairs:
-            self._places[f"match {name}"][place] = sums[f"match {name}"].view(shape)
         if "entropy" in sums:
             self._places["entropy"][place] = sums["entropy"].view(shape) * -math.log(2)
         if "mean_distance" in sums:
             behind = sums["sums"][:, : rows.n_behind].sum(1).view(shape)
             further = torch.arange(len(rows.block), device=behind.device)  # rows after the first
             self._places["mean_distance"][place] = sums["mean_distance"].view(shape) + behind * further
-        if "class_mass" in sums:
-            self._places["class_mass"][place] = sums["class_mass"].unflatten(2, shape[1:]).movedim(1, 3)
+        several = {name: sums[name] for name in ("match_mass", "class_mass") if name in sums}
+        if "largest_keys" in sums:
+            found = largest_weights((sums["largest_scores"], sums["largest_keys"]), self._n_top)
+            several["largest_weights"], several["largest_keys"] = found
+        for name, values in several.items():
+            self._places[name][place] = values.unflatten(2, shape[1:]).movedim(1, 3)
 
     def _pool(
         self,
@@ -255,8 +267,10 @@ class _TilePass:
         found: dict[str, Any] = {
             name: place.flatten(1, 2) for name, place in self._places.items() if name != "received"
         }
-        if self._pairs:
-            found["match_mass"] = {name: found.pop(f"match {name}") for name in self._pairs}
+        if self._pairs is not None:
+            found["match_mass"] = dict(
+                zip(self._request.labels(), found["match_mass"].movedim(3, 0).contiguous(), strict=True)
+            )
         if self._n_top:
             weights, keys = found.pop("largest_weights"), found.pop("largest_keys")
             if self._request.max_weight:
