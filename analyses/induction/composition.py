@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.induction.circuits import HeadCircuits, check_circuits
+from workbench.analyses.induction.stream_weights import StreamWeights, check_one_stream
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, silent, weights_provenance
 from workbench.components.positions import rotate
@@ -137,7 +137,7 @@ def head_composition(
     Raises:
         ValueError: a model that it is not for (docs/definitions.md), or an option out of its range.
     """
-    check_circuits(model, "head_composition")
+    check_one_stream(model, "head_composition")
     cfg = model.cfg
     if cfg.qk_norm is not None:
         raise ValueError(
@@ -152,13 +152,13 @@ def head_composition(
     found = {kind: torch.full((cfg.n_layers, cfg.n_heads) * 2, torch.nan) for kind in get_args(Composition)}
     writers: list[Tensor] = []
     for layer in range(cfg.n_layers):
-        circuits = HeadCircuits.of(model, layer)
-        W_Q, W_K = _turned(model, layer, circuits, offset) if rotary else (circuits.W_Q, circuits.W_K)
-        readers = _readers(W_Q, W_K, circuits.W_V, circuits.W_O)
+        stream = StreamWeights.of(model, layer)
+        W_Q, W_K = _turned(model, layer, stream, offset) if rotary else (stream.W_Q, stream.W_K)
+        readers = _readers(W_Q, W_K, stream.W_V, stream.W_O)
         for source, writer in enumerate(writers):
             for kind, reader in readers.items():
                 found[kind][source, :, layer] = _composition(writer, reader).cpu()
-        writers.append(_writer(circuits.W_V, circuits.W_O))
+        writers.append(_writer(stream.W_V, stream.W_O))
         progress((layer + 1) / cfg.n_layers, f"composition into layer {layer}")
     chance = _chance(cfg.d_model, cfg.d_head, n_draws, seed)
     return HeadComposition(
@@ -168,10 +168,10 @@ def head_composition(
     )
 
 
-def _turned(model: Any, layer: int, circuits: HeadCircuits, offset: int) -> tuple[Tensor, Tensor]:
+def _turned(model: Any, layer: int, stream: StreamWeights, offset: int) -> tuple[Tensor, Tensor]:
     """W_Q and W_K with the rotations of a query at position ``offset`` and a key at position 0."""
     turned = []
-    for weight, position in ((circuits.W_Q, offset), (circuits.W_K, 0)):
+    for weight, position in ((stream.W_Q, offset), (stream.W_K, 0)):
         ids = torch.tensor([[position]], device=weight.device)
         rules = position_rules(
             model.cfg, model.blocks[layer].attn_type, KeysAndQueries(query_ids=ids, key_ids=ids), None, causal=True

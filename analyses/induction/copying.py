@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workbench.analyses.attention.scores import HeadScore
 from workbench.analyses.induction.ablation import highest
-from workbench.analyses.induction.circuits import HeadCircuits, centred, check_circuits
+from workbench.analyses.induction.stream_weights import StreamWeights, centred, check_one_stream
 from workbench.analyses.labels import COPYING_SCORES
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
@@ -106,7 +106,7 @@ def copying_scores(
         ValueError: a model that it is not for (docs/definitions.md), or what repeated_random_tokens refuses.
     """
     check_model(model, predicts=True)
-    check_circuits(model, "copying_scores")
+    check_one_stream(model, "copying_scores")
     if model.cfg.use_mlm_head:
         raise ValueError(f"{model.cfg.model_name} has a masked-LM head, which no head writes to in a straight line")
     kind: dict[str, Any] = dict(
@@ -178,7 +178,7 @@ class _Layer:
 
 def _layer_scores(model: Any, run: _Run, layer: int, unembedding: Tensor) -> _Layer:
     block, cfg = model.blocks[layer], model.cfg
-    circuits = HeadCircuits.of(model, layer)
+    stream = StreamWeights.of(model, layer)
     names = {name: f"blocks.{layer}.{suffix}" for name, suffix in (
         ("pattern", "attn.hook_pattern"), ("z", "attn.hook_z"), ("post", "ln1_post.hook_scale"),
     ) if name != "post" or hasattr(block, "ln1_post")}  # fmt: skip
@@ -194,13 +194,13 @@ def _layer_scores(model: Any, run: _Run, layer: int, unembedding: Tensor) -> _La
     embedding = _embedding(model)
     found: dict[str, list[Tensor]] = {name: [] for name in ("gain", "weight", "promoted", "folded", "plain")}
     for head in range(cfg.n_heads):
-        to_logits = circuits.W_O[head] @ unembedding.T  # [d_head, d_vocab]
+        to_logits = stream.W_O[head] @ unembedding.T  # [d_head, d_vocab]
         to_logits = to_logits - to_logits.mean(dim=1, keepdim=True)
         gain, promoted = _gains(z[:, head], weights[:, head], tokens, to_logits)
         found["gain"].append(gain / scale)
         found["promoted"].append(promoted)
         found["weight"].append(weights[:, head].sum(dim=1).double())
-        found["folded"].append(_eigenvalue_score(to_logits, embedding @ circuits.W_V[head]))
+        found["folded"].append(_eigenvalue_score(to_logits, embedding @ stream.W_V[head]))
         group = head // (cfg.n_heads // cfg.n_key_value_heads)
         W_V, W_O = (w.to(unembedding.dtype) for w in (block.attn.W_V[group], block.attn.W_O[head]))
         found["plain"].append(_eigenvalue_score(W_O @ model.W_U.to(W_O.dtype), model.W_E.to(W_V.dtype) @ W_V))

@@ -12,7 +12,7 @@ from workbench.analyses.support import check_model, emits_statistics
 
 
 @dataclass(frozen=True, eq=False)
-class HeadCircuits:
+class StreamWeights:
     """The heads of a layer; W_Q, W_K, W_V [n_heads, d_model, d_head], W_O [n_heads, d_head, d_model].
 
     W_Q, W_K and W_V read the stream divided by its scale, W_O writes to the stream, but for the scale of a norm on the
@@ -25,7 +25,7 @@ class HeadCircuits:
     W_O: Tensor
 
     @classmethod
-    def of(cls, model: Any, layer: int) -> HeadCircuits:
+    def of(cls, model: Any, layer: int) -> StreamWeights:
         """In float32 at least."""
         block = model.blocks[layer]
         read = {name: _wide(getattr(block.attn, name)) for name in ("W_Q", "W_K", "W_V")}
@@ -49,7 +49,7 @@ def centred(directions: Tensor, norm: Any) -> Tensor:
     return directions - directions.mean(dim=-1, keepdim=True) if norm.centred else directions
 
 
-def check_circuits(model: Any, analysis: str) -> None:
+def check_one_stream(model: Any, analysis: str) -> None:
     """Refuses models whose heads do not meet in one stream through weights alone.
 
     Raises:
