@@ -209,7 +209,7 @@ def _of_unit(
     permuted = rows.distances(shuffled(weights, free, n_permutations, generator), heads)
     best = furthest(
         weights, free, lambda x: rows.distances(x, heads), lambda x: rows.gradients(x, heads),
-        epsilon=epsilon, n_starts=n_starts, n_steps=n_steps, generator=generator,
+        epsilon=epsilon, n_starts=n_starts, n_steps=n_steps,
     )  # fmt: skip
     least = weights.masked_fill(~free, torch.inf).argmin(dim=-1)
     mass = (weights * free).sum(dim=-1, keepdim=True)

@@ -134,15 +134,15 @@ def furthest(
     epsilon: float,
     n_starts: int,
     n_steps: int,
-    generator: torch.Generator,
 ) -> Tensor:
     """Weights as far as could be found from the original with the prediction within ``epsilon`` of it.
 
-    Starts put all of a head's free weight on one key: the one with the least weight, which is the furthest that any
-    weights can be, and then others at random. Each head is drawn back along the straight line to the original until
-    the prediction is near enough. From there steps go up the divergence, along the border of what is near enough where
-    that is reached, projected to weights that sum to the same; a step that leaves it is taken back, and the next is
-    half as long.
+    A start puts all of a head's free weight on one key: the first one on the key that is best by divergence less
+    distance of the prediction, the next ones on the following keys. It stands beside what steps down
+    the distance make of it. Each head is drawn back along the straight line to
+    the original until the prediction is near enough. From there steps go up the divergence, along the border of what is
+    near enough where that is reached, projected to weights that sum to the same; a step that leaves it is taken back,
+    and the next is half as long.
 
     Args:
         weights, free: [prompt, head, key].
@@ -151,13 +151,13 @@ def furthest(
     Returns:
         [prompt, head, key], the best of all starts by the mean divergence of the heads.
     """
-    noise = torch.rand(weights.shape, generator=generator).to(weights.device).masked_fill(~free, 2.0)
-    least = weights.masked_fill(~free, torch.inf).argmin(dim=-1, keepdim=True)
-    order = noise.scatter(-1, least, -1.0).argsort(dim=-1)  # of the keys, [prompt, head, key]
-    at = torch.arange(n_starts, device=weights.device)[:, None, None] % free.sum(dim=-1)
     mass = (weights * free).sum(dim=-1, keepdim=True)
-    corners = one_hot(order.gather(-1, at.permute(1, 2, 0)).permute(2, 0, 1), weights.shape[-1]) * mass
-    current = _drawn_back(torch.where(free, corners, weights), weights, distances, epsilon)
+    order = _by_promise(weights, free, mass, distances)
+    place = torch.arange(n_starts, device=weights.device) % free.sum(dim=-1, keepdim=True)  # [prompt, head, start]
+    corners = one_hot(order.gather(-1, place), weights.shape[-1]).movedim(2, 0) * mass
+    corners = torch.where(free, corners, weights)
+    starts = torch.cat((corners, _mended(corners, weights, free, mass, gradients, epsilon, n_steps)))
+    current = _drawn_back(starts, weights, distances, epsilon)
     found = jensen_shannon(current, weights).mean(dim=-1)  # [start, prompt]
     distance, slope = gradients(current)
     length = torch.full_like(found, FIRST_STEP)
@@ -172,6 +172,43 @@ def furthest(
         slope = torch.where(better[..., None, None], new_slope, slope)
         length = torch.where(better, (1.5 * length).clamp(max=1.0), length / 2)
     return current[found.argmax(dim=0), torch.arange(len(weights), device=weights.device)]
+
+
+def _mended(
+    current: Tensor, weights: Tensor, free: Tensor, mass: Tensor,
+    gradients: Callable[[Tensor], tuple[Tensor, Tensor]], epsilon: float, n_steps: int,
+) -> Tensor:  # fmt: skip
+    """From weights that change the prediction, steps down its distance, and up the divergence where it is near enough
+    (Polyak 1967), shorter and shorter ones."""
+    for step in range(n_steps):
+        distance, slope = gradients(current)
+        slope = _centred(slope, free)
+        down = -slope / slope.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        up = _uphill(current, weights, free, slope, torch.zeros_like(distance, dtype=torch.bool))
+        direction = torch.where((distance <= epsilon)[..., None, None], up, down)
+        ahead = current + FIRST_STEP * (1 - step / n_steps) * direction
+        current = torch.where(free, _projected(ahead, free, mass), weights)
+    return current
+
+
+def _by_promise(weights: Tensor, free: Tensor, mass: Tensor, distances: Callable[[Tensor], Tensor]) -> Tensor:
+    """For each head the keys in order of what is gained and lost by putting all of its free weight on one of them.
+
+    Returns:
+        [prompt, head, key].
+    """
+    n_heads, n_keys = weights.shape[1:]
+    corners = (
+        torch.eye(n_keys, dtype=weights.dtype, device=weights.device)[:, None, None] * mass
+    )  # [key, prompt, head, key]
+    corners = torch.where(free, corners, weights)
+    found = []
+    for head in range(n_heads):
+        only = (torch.arange(n_heads, device=weights.device) == head)[:, None]
+        gained = jensen_shannon(corners[:, :, head], weights[:, head])  # [key, prompt]
+        found.append(gained - distances(torch.where(only, corners, weights)))
+    promise = torch.stack(found, dim=-1).movedim(0, -1)  # [prompt, head, key]
+    return promise.masked_fill(~free, -torch.inf).argsort(dim=-1, descending=True)
 
 
 def _uphill(current: Tensor, weights: Tensor, free: Tensor, slope: Tensor, at_border: Tensor) -> Tensor:
