@@ -128,12 +128,16 @@ class AttributionAgreement(Result):
         row, column = self.measures.index(measure), self.ablations.index(ablation)
         if measure == self.settings["verdict_measure"] and not self.settings["untested"]:
             groups = {verdict: self["verdict"] == verdict for verdict in VERDICTS}
+            decisive = ("unattended, decisive", "attended, decisive")
+            named = {"attended, inert": self[measure]} | dict.fromkeys(decisive, np.abs(effect))
         else:
             groups = {"ablation lowers the metric": effect < 0, "raises it": effect > 0, "leaves it": effect == 0}
+            named = dict.fromkeys([name for name in groups if name != "leaves it"], np.abs(effect))
         figure = figures.quadrants(
             self[measure],
             np.abs(effect),
             groups=groups,
+            named=named,
             thresholds=self._thresholds(measure),
             x_label=figures.axis_label(MEASURES[measure].label, MEASURES[measure].unit),
             y_label=f"|effect of {ablation} ablation| ({self.settings['unit']})",
@@ -193,6 +197,7 @@ class AttributionAgreement(Result):
         figure = figures.diagonal(
             self[f"{ablation}_direct"],
             self[f"{ablation}_effect"],
+            names=[f"L{layer}H{head}" for layer, head in np.ndindex(self[f"{ablation}_effect"].shape)],
             x_label=f"direct effect of {ablation} ablation ({unit})",
             y_label=f"total effect ({unit})",
             theme=theme,

@@ -29,6 +29,7 @@ def quadrants(
     y: np.ndarray,
     *,
     groups: Mapping[str, np.ndarray],
+    named: Mapping[str, np.ndarray],
     thresholds: tuple[float, float, float, float],
     x_label: str,
     y_label: str,
@@ -42,7 +43,8 @@ def quadrants(
 
     Args:
         groups: name → bool [layer, head], drawn in this order with a colour and a symbol each; those of the last are
-            grey. In each of the others the heads with the largest y are named, as far as there is room.
+            grey.
+        named: name of a group → [layer, head], the heads with the largest values are named, as far as there is room.
         thresholds: what is low and what is high on x, and what is low and what is high on y, as lines.
         note: a line of text within the plot.
         n_labels: so many heads of a group are named.
@@ -58,9 +60,9 @@ def quadrants(
     apply_style(figure, theme, height=540)
     names = np.array([[f"L{layer}H{head}" for head in range(x.shape[1])] for layer in range(x.shape[0])])
     flat = {name: np.flatnonzero(chosen) for name, chosen in groups.items()}
-    *shown, rest = flat
-    named = [places[np.argsort(-y.flat[places], kind="stable")[:n_labels]] for places in (flat[name] for name in shown)]
-    order = [int(turn[i]) for i in range(n_labels) for turn in named if i < len(turn)]
+    *_, rest = flat
+    first = [flat[name][np.argsort(-by.flat[flat[name]], kind="stable")[:n_labels]] for name, by in named.items()]
+    order = [int(turn[i]) for i in range(n_labels) for turn in first if i < len(turn)]
     sides = label_places(np.stack([x.reshape(-1), heights.reshape(-1)]), np.array(order, dtype=int))
     for place, name in reversed(list(enumerate(flat))):
         points = flat[name]

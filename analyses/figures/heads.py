@@ -135,7 +135,8 @@ def _ratio_ticks(logarithms: np.ndarray) -> list[float]:
 def label_places(
     drawn: np.ndarray, points: np.ndarray, label: np.ndarray = LABEL, right: float = np.inf
 ) -> dict[int, str]:
-    """On which side of each of the points, as far as there is room, its label stands and covers no other label.
+    """On which side of each of the points, as far as there is room, its label stands: it covers no other label, and as
+    few points as possible.
 
     Args:
         drawn: [2, point], x and y as they are on the axes.
@@ -149,17 +150,19 @@ def label_places(
     spread = np.ptp(drawn[:, known], axis=1) if known.any() else np.ones(2)
     spread = np.where(spread > 0, spread, 1)
     last = drawn[0, known].max(initial=-np.inf) / spread[0] - 1 + right
+    others = drawn[:, known].T / spread
     places: dict[int, str] = {}
     middles: list[np.ndarray] = []
     for point in (int(point) for point in points if known[point]):
+        room: dict[str, tuple[int, np.ndarray]] = {}
         for side, offset in sides.items():
             middle = drawn[:, point] / spread + label * offset
-            if middle[0] + label[0] / 2 > last:
-                continue
-            if all((np.abs(middle - other) >= label).any() for other in middles):
-                places[point] = side
-                middles.append(middle)
-                break
+            if middle[0] + label[0] / 2 <= last and all((np.abs(middle - o) >= label).any() for o in middles):
+                n_covered = int((np.abs(middle - others) < label / 2).all(axis=1).sum())
+                room[side] = n_covered, middle
+        if room:
+            places[point] = min(room, key=lambda side: room[side][0])
+            middles.append(room[places[point]][1])
     return places
 
 
