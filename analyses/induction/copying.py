@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -114,112 +115,107 @@ def copying_scores(
     )
     prompts = repeated_random_tokens(model, **kind)
     sequences = Sequences.read(model, prompts)
-    unembedding = _unembedding(model)
-    run = _Run.of(model, sequences, prompts)
-    parts: list[_Layer] = []
-    for layer in range(model.cfg.n_layers):
-        parts.append(_layer_scores(model, run, layer, unembedding))
+    rows = _Rows.of(model, sequences.to(model.cfg.device), prompts)
+    to_logits, embedding = _unembedding(model), _embedding(model)
+    in_run, by_weights = [], []
+    for layer, seen in enumerate(_layers(model, rows.sequences)):
+        stream = StreamWeights.of(model, layer)
+        logits_of_heads = [_centred_logits(W_O, to_logits) for W_O in stream.W_O]
+        in_run.append(rows.scores(seen, logits_of_heads))
+        folded = [_eigenvalue_score(of, embedding @ W_V) for of, W_V in zip(logits_of_heads, stream.W_V, strict=True)]
+        by_weights.append(torch.stack((torch.stack(folded), _plain_eigenvalues(model, layer))))
         progress((layer + 1) / model.cfg.n_layers, f"copying in layer {layer}")
     return CopyingScores(
-        quantities=_quantities(parts, len(sequences), seed),
+        quantities=_quantities(torch.stack(in_run, dim=2), torch.stack(by_weights, dim=1), rows.per_sequence, seed),
         provenance=provenance(model, sequences),
         settings=kind | {"top_chance": min(1.0, N_TOP / model.cfg.d_vocab)},
-        coverage={name: run.rows[0].numel() / prompts.tokens.numel() for name in ("in_situ", "top_share")},
+        coverage=dict.fromkeys(("in_situ", "top_share", "weight"), len(rows.position) / prompts.tokens.numel()),
     )
 
 
 def _unembedding(model: Any) -> Tensor:
     """What turns the stream, divided by the final norm's scale, into logits: [d_vocab, d_model]."""
     directions = model.tokens_to_residual_directions(torch.arange(model.cfg.d_vocab, device=model.cfg.device))
-    wide = directions if directions.dtype == torch.float64 else directions.float()
-    return centred(wide, model.ln_final)
+    return centred(_wide(directions), model.ln_final)
+
+
+def _embedding(model: Any) -> Tensor:
+    """Token vectors as they enter the stream, but for the scale of a norm on them: [d_vocab, d_model]."""
+    wide = _wide(model.W_E)
+    norm = getattr(model, "ln_embed", None)
+    return wide if norm is None else centred(wide, norm) * norm.gain.to(wide.dtype)
+
+
+def _layers(model: Any, sequences: Sequences) -> Iterator[Mapping[str, Tensor]]:
+    """Pattern, z and, where there is one, the scale of the norm on attention's output, layer after layer."""
+    start = "blocks.0.hook_resid_pre"
+    residual = cached(model, sequences, [start])[start]
+    for layer, block in enumerate(model.blocks):
+        names = {"pattern": "attn.hook_pattern", "z": "attn.hook_z", "after": "hook_resid_post"}
+        if hasattr(block, "ln1_post"):
+            names["scale"] = "ln1_post.hook_scale"
+        names = {name: f"blocks.{layer}.{suffix}" for name, suffix in names.items()}
+        values = model.run_with_cache(
+            residual, start_at_layer=layer, stop_at_layer=layer + 1, names_filter=list(names.values())
+        )[1]
+        residual = values[names["after"]]
+        yield {name: values[full] for name, full in names.items()}
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
-    """What all heads are scored on.
+class _Rows:
+    """The queries that heads are scored on: those of repetitions.
 
     Args:
-        rows: the queries that count, as indices of sequence and position, each [row].
+        sequence, position: which they are, int64 [row].
         sources: bool [sequence, pos], the attended tokens that count.
         scale: of the final norm, [row].
     """
 
     sequences: Sequences
-    rows: tuple[Tensor, Tensor]
+    sequence: Tensor
+    position: Tensor
     sources: Tensor
     scale: Tensor
 
     @classmethod
-    def of(cls, model: Any, sequences: Sequences, prompts: RepeatedTokens) -> _Run:
-        on_device = sequences.to(model.cfg.device)
-        sources = torch.ones_like(on_device.real)
+    def of(cls, model: Any, sequences: Sequences, prompts: RepeatedTokens) -> _Rows:
+        sources = torch.ones_like(sequences.real)
         sources[:, 0] = not prompts.has_bos
-        batch, position = (prompts.copy > 0).to(model.cfg.device).nonzero(as_tuple=True)
+        sequence, position = (prompts.copy > 0).to(sources.device).nonzero(as_tuple=True)
         last = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
-        stream = cached(model, on_device, [last])[last][batch, position].double()
-        stream = centred(stream, model.ln_final)
+        stream = centred(cached(model, sequences, [last])[last][sequence, position].double(), model.ln_final)
         scale = (stream.square().mean(dim=-1) + model.ln_final.eps).sqrt()
-        return cls(on_device, (batch, position), sources, scale)
+        return cls(sequences, sequence, position, sources, scale)
+
+    @property
+    def per_sequence(self) -> Tensor:
+        """How many rows each sequence has, float64 [sequence]."""
+        return torch.bincount(self.sequence, minlength=len(self.sequences)).double()
+
+    def scores(self, seen: Mapping[str, Tensor], logits_of_heads: list[Tensor]) -> Tensor:
+        """Sums over rows of gain, of attention, and of attention to tokens that are promoted: [3, sequence, head].
+
+        ``logits_of_heads`` are [d_head, d_vocab] each.
+        """
+        at = self.sequence, self.position
+        z, tokens = seen["z"][at], self.sequences.tokens[self.sequence]  # [row, head, d_head], [row, key]
+        weights = seen["pattern"][self.sequence, :, self.position] * self.sources[self.sequence][:, None]
+        scale = self.scale * seen["scale"][at][:, 0].double() if "scale" in seen else self.scale
+        found = []
+        for head, to_logits in enumerate(logits_of_heads):
+            of_head = weights[:, head].to(to_logits.dtype)  # [row, key]
+            gain, promoted = _gains(z[:, head].to(to_logits.dtype), of_head, tokens, to_logits)
+            found.append(torch.stack((gain / scale, of_head.sum(dim=1).double(), promoted)))
+        by_row = torch.stack(found, dim=2)  # [3, row, head]
+        sums = by_row.new_zeros(3, len(self.sequences), len(logits_of_heads))
+        return sums.index_add_(1, self.sequence, by_row)
 
 
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """Scores of the heads of a layer: sums over rows [sequence, head] of gain, attention and promoted attention, and
-    both eigenvalue scores [head]."""
-
-    gain: Tensor
-    weight: Tensor
-    promoted: Tensor
-    n_rows: Tensor  # [sequence]
-    eigenvalues: Tensor
-    eigenvalues_of_weights: Tensor
-
-
-def _layer_scores(model: Any, run: _Run, layer: int, unembedding: Tensor) -> _Layer:
-    block, cfg = model.blocks[layer], model.cfg
-    stream = StreamWeights.of(model, layer)
-    names = {name: f"blocks.{layer}.{suffix}" for name, suffix in (
-        ("pattern", "attn.hook_pattern"), ("z", "attn.hook_z"), ("post", "ln1_post.hook_scale"),
-    ) if name != "post" or hasattr(block, "ln1_post")}  # fmt: skip
-    values = cached(model, run.sequences, list(names.values()))
-    batch, position = run.rows
-    z = values[names["z"]][batch, position].to(unembedding.dtype)  # [row, head, d_head]
-    weights = values[names["pattern"]][batch, :, position].to(unembedding.dtype)  # [row, head, key]
-    weights = weights * run.sources[batch][:, None]
-    scale = run.scale
-    if "post" in names:
-        scale = scale * values[names["post"]][batch, position, 0].double()
-    tokens = run.sequences.tokens[batch]  # [row, key]
-    embedding = _embedding(model)
-    found: dict[str, list[Tensor]] = {name: [] for name in ("gain", "weight", "promoted", "folded", "plain")}
-    for head in range(cfg.n_heads):
-        to_logits = stream.W_O[head] @ unembedding.T  # [d_head, d_vocab]
-        to_logits = to_logits - to_logits.mean(dim=1, keepdim=True)
-        gain, promoted = _gains(z[:, head], weights[:, head], tokens, to_logits)
-        found["gain"].append(gain / scale)
-        found["promoted"].append(promoted)
-        found["weight"].append(weights[:, head].sum(dim=1).double())
-        found["folded"].append(_eigenvalue_score(to_logits, embedding @ stream.W_V[head]))
-        group = head // (cfg.n_heads // cfg.n_key_value_heads)
-        W_V, W_O = (w.to(unembedding.dtype) for w in (block.attn.W_V[group], block.attn.W_O[head]))
-        found["plain"].append(_eigenvalue_score(W_O @ model.W_U.to(W_O.dtype), model.W_E.to(W_V.dtype) @ W_V))
-    sums = {
-        name: torch.zeros(len(run.sequences), cfg.n_heads, dtype=torch.float64, device=batch.device).index_add_(
-            0, batch, torch.stack(found[name], dim=1).double()
-        )
-        for name in ("gain", "weight", "promoted")
-    }
-    n_rows = torch.bincount(batch, minlength=len(run.sequences)).double()
-    return _Layer(**sums, n_rows=n_rows, eigenvalues=torch.stack(found["folded"]),
-                  eigenvalues_of_weights=torch.stack(found["plain"]))  # fmt: skip
-
-
-def _embedding(model: Any) -> Tensor:
-    """Token vectors as they enter the stream, but for the scale of a norm on them: [d_vocab, d_model]."""
-    wide = model.W_E if model.W_E.dtype == torch.float64 else model.W_E.float()
-    norm = getattr(model, "ln_embed", None)
-    return wide if norm is None else centred(wide, norm) * norm.gain.to(wide.dtype)
+def _centred_logits(W_O: Tensor, unembedding: Tensor) -> Tensor:
+    """From a head's z to the logits of its output, less their mean: [d_head, d_vocab]."""
+    to_logits = W_O @ unembedding.T
+    return to_logits - to_logits.mean(dim=1, keepdim=True)
 
 
 def _gains(z: Tensor, weights: Tensor, tokens: Tensor, to_logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,6 +234,14 @@ def _gains(z: Tensor, weights: Tensor, tokens: Tensor, to_logits: Tensor) -> tup
     return torch.cat(gains), torch.cat(promoted)
 
 
+def _plain_eigenvalues(model: Any, layer: int) -> Tensor:
+    """The eigenvalue score of each head's weights as they are, float64 [head]."""
+    attn, W_E, W_U = model.blocks[layer].attn, _wide(model.W_E), _wide(model.W_U)
+    W_V = attn.W_V.repeat_interleave(model.cfg.n_heads // model.cfg.n_key_value_heads, dim=0)
+    pairs = zip(_wide(attn.W_O), _wide(W_V), strict=True)
+    return torch.stack([_eigenvalue_score(of_O @ W_U, W_E @ of_V) for of_O, of_V in pairs])
+
+
 def _eigenvalue_score(to_logits: Tensor, from_tokens: Tensor) -> Tensor:
     """Σ Re λ / Σ |λ| of from_tokens [d_vocab, d_head] @ to_logits [d_head, d_vocab]; NaN where all are 0.
 
@@ -248,16 +252,20 @@ def _eigenvalue_score(to_logits: Tensor, from_tokens: Tensor) -> Tensor:
     return torch.where(total > 0, values.real.sum() / total, torch.nan)
 
 
-def _quantities(parts: list[_Layer], n_sequences: int, seed: int) -> dict[str, Quantity]:
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _quantities(sums: Tensor, eigenvalues: Tensor, per_sequence: Tensor, seed: int) -> dict[str, Quantity]:
+    """From sums of gain, attention and promoted attention [3, sequence, layer, head], and both eigenvalue scores
+    [2, layer, head]."""
     axes = ("layer", "head")
-    sums = {
-        name: torch.stack([getattr(part, name) for part in parts], dim=1).cpu().numpy()  # [sequence, layer, head]
-        for name in ("gain", "weight", "promoted")
-    }
-    counts = parts[0].n_rows.cpu().numpy()[:, None].repeat(len(parts), axis=1)  # [sequence, layer]
-    n_rows = int(counts[:, 0].sum())
-    gain = HeadScore(sums["gain"], counts, n_rows * len(parts), n_rows * len(parts))
-    weight, promoted = sums["weight"].sum(axis=0), sums["promoted"].sum(axis=0)
+    gains, weights, promotions = sums.cpu().numpy()
+    folded, plain = eigenvalues.cpu().numpy()
+    counts = per_sequence.cpu().numpy()[:, None].repeat(gains.shape[1], axis=1)  # [sequence, layer]
+    n_rows = int(counts.sum())
+    gain = HeadScore(gains, counts, n_rows, n_rows)
+    weight, promoted = weights.sum(axis=0), promotions.sum(axis=0)
     logits, share, queries = "logits", "share of 1", "mean over queries in the repetitions"
     found = {
         "in_situ": Quantity(
@@ -266,19 +274,19 @@ def _quantities(parts: list[_Layer], n_sequences: int, seed: int) -> dict[str, Q
             f"vocabulary's mean; {queries}",
         ),
         "eigenvalues": Quantity(
-            torch.stack([part.eigenvalues for part in parts]).cpu().numpy(), axes, "",
+            folded, axes, "",
             "Σ Re λ / Σ |λ| of the map from tokens to logits, gains of norms folded in, logits less the vocabulary's "
             "mean",
         ),
         "eigenvalues_of_weights": Quantity(
-            torch.stack([part.eigenvalues_of_weights for part in parts]).cpu().numpy(), axes, "",
+            plain, axes, "",
             "Σ Re λ / Σ |λ| of W_E W_V W_O W_U, the weights as they are",
         ),
         "top_share": Quantity(
             promoted / np.where(weight > 0, weight, np.nan), axes, share,
             f"share of the attention that goes to tokens among the {N_TOP} largest logits of the head's output",
         ),
-        "weight": Quantity(weight / n_rows, axes, share, f"attention on tokens other than BOS, {queries}"),
+        "weight": Quantity(weight / counts[:, 0].sum(), axes, share, f"attention on tokens other than BOS, {queries}"),
     }  # fmt: skip
     if (ends := gain.interval(0.95, seed)) is not None:
         for name, which, values in zip(("low", "high"), ("lower", "upper"), ends, strict=True):
