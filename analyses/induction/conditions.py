@@ -178,7 +178,11 @@ def prefix_matching_conditions(
     if set(spacings) == set(get_args(Spacing)):
         quantities |= _period_quantities(scores, lengths, seeds)
     reads = _reads(quantities, list(spacings), pattern_threshold)
-    quantities["reads"] = Quantity(reads, ("layer", "head"), "", "what the head goes by, see PrefixMatchingConditions")
+    what = (
+        f"content (at or above {pattern_threshold} in every condition), position (so for a fixed period, and at most half "
+        "of it for random gaps), some conditions, or no pattern"
+    )
+    quantities["reads"] = Quantity(reads, ("layer", "head"), "", what)
     first = next(iter(prompts.values()))
     return PrefixMatchingConditions(
         quantities=quantities,
