@@ -24,9 +24,10 @@ from workbench.analyses.support import check_model
 from workbench.analyses.tasks import PromptSet
 
 LEAST_EFFECT = 0.01  # of the answer's probability; a smaller effect is none
+ROUNDING = 1e-5  # nats; a smaller gain is none
 SIGNIFICANT, ABLE = 0.05, 0.001  # p of a head's effect, and of the model's doing the task
 CONDITIONS = ("examples", "shuffled answers")
-SETS = ("none", "function-vector heads", "induction heads", "random heads")
+SETS = ("none", "largest effects", "highest prefix matching", "random heads")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -125,7 +126,7 @@ class FunctionVectorHeads(Result):
             x_label="loss of the answer (nats)", y_label="ablated heads", theme=theme,
         )  # fmt: skip
         note = f"{self.define('set_loss')} Bars: ± 1 standard error over prompts."
-        title = f"The {self.settings['n_ablated']} strongest heads of each kind, ablated together"
+        title = f"Loss of the answer without {self.settings['n_ablated']} heads of each kind"
         return Drawing(figure, title, note + self._no_claim())
 
     def _no_claim(self) -> str:
@@ -148,8 +149,8 @@ def function_vector_heads(
 
     A head's mean output at the last position of one half of the prompts is put into each prompt of the other half with
     its answers shuffled, at the last position: its mean effect on the probability of the right answer is the average
-    indirect effect (AIE; Todd et al., section 2.3). Then the heads with the largest, the induction heads and random
-    heads are ablated in that other half as it is (Yin and Steinhardt 2025).
+    indirect effect (AIE; Todd et al., section 2.3). Then the heads with the largest effects, those with the highest
+    prefix matching and random ones are ablated in the first half as it is (Yin and Steinhardt 2025).
 
     Args:
         prompts: with corrupted versions that do not show the task, as few_shot_prompts makes them; 40 or more for
@@ -177,7 +178,7 @@ def function_vector_heads(
     mean = effects.mean(axis=0)
     untested = _untested(prompts, examples, shuffled, len(tested))
     sets = _head_sets(mean, prefix.mean, k, n_random, seed)
-    ablated = _ablated(model, source, tested, sets, lambda done, what: progress(0.7 + 0.3 * done, what))
+    ablated = _ablated(model, tested, source, sets, lambda done, what: progress(0.7 + 0.3 * done, what))
     verdicts = _verdicts(effects, prefix.mean, pattern_threshold, untested, seed)
     quantities = _head_quantities(effects, prefix.mean, verdicts, seed)
     quantities |= _agreement(mean, prefix.mean, k, n_permutations, seed)
@@ -260,7 +261,7 @@ def _untested(prompts: PromptSet, examples: np.ndarray, shuffled: np.ndarray, n_
             f"would be right in {chance:.0%})"
         )
     gain = examples[:, 0] - shuffled[:, 0]
-    if not gain.mean() > 0 or scipy.stats.ttest_1samp(gain, 0.0).pvalue >= ABLE:
+    if gain.mean() < ROUNDING or scipy.stats.wilcoxon(gain, alternative="greater").pvalue >= ABLE:
         return "shuffled answers do no harm, so the model does not take the task from the examples"
     if n_tested < agreement.MIN_FOR_INTERVAL:
         return f"{n_tested} prompts are tested, and verdicts take {agreement.MIN_FOR_INTERVAL} or more"
@@ -283,17 +284,17 @@ def _named(heads: Sequence[Head]) -> str:
 
 
 def _ablated(
-    model: Any, source: PromptSet, tested: PromptSet, sets: Mapping[str, list[list[Head]]], progress: Progress
+    model: Any, others: PromptSet, prompts: PromptSet, sets: Mapping[str, list[list[Head]]], progress: Progress
 ) -> np.ndarray:
     """Log-probability and accuracy without each set, means over the random ones, [set, prompt, 2]."""
     names = [f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)]
-    means = mean_outputs(model, source.sequences, names)  # [1, head, d_head] each
+    means = mean_outputs(model, others.sequences, names)  # [1, head, d_head] each
     interventions = [
         together([replace_head(layer, head, means[names[layer]][0, head]) for layer, head in heads], _named(heads))
         for of_kind in sets.values()
         for heads in of_kind
     ]
-    found = _answers(model, tested, tested.tokens, interventions, progress)
+    found = _answers(model, prompts, prompts.tokens, interventions, progress)
     ends = np.cumsum([len(of_kind) for of_kind in sets.values()])
     return np.stack([part.mean(axis=0) for part in np.split(found, ends[:-1])])
 

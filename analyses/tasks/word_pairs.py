@@ -113,10 +113,10 @@ _ANTONYMS = _answers(
     "antonym",
     "hot cold; big small; tall short; fast slow; young old; happy sad; light dark; rich poor; hard soft; strong weak; "
     "early late; high low; wide narrow; clean dirty; full empty; good bad; open closed; true false; new old; "
-    "long short; loud quiet; near far; right wrong; easy difficult; thick thin; wet dry; deep shallow; sharp dull; safe dangerous; "
-    "up down; in out; on off; left right; first last; alive dead; public private; positive negative; black white; "
-    "day night; love hate; begin end; win lose; buy sell; push pull; accept reject; increase decrease; rise fall; "
-    "success failure; war peace; north south; east west; male female",
+    "long short; loud quiet; near far; right wrong; easy difficult; thick thin; wet dry; deep shallow; sharp dull; "
+    "safe dangerous; up down; in out; on off; left right; first last; alive dead; public private; positive negative; "
+    "black white; day night; love hate; begin end; win lose; buy sell; push pull; accept reject; increase decrease; "
+    "rise fall; success failure; war peace; north south; east west; male female",
 )
 _PASTS = _answers(
     "past",
