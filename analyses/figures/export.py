@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from workbench.analyses.files import write_together
 PICTURES = ("svg", "pdf", "png")
 FORMATS = (*PICTURES, "html", "csv")
 PIXELS_PER_INCH = 96  # of CSS, in which SVG and PDF are measured
-DPI, FINE_DPI = 300, 600  # of PNG files; the second for maps with so many cells that some would have no pixel
-CELLS_AT_DPI = 120  # per inch of the figure's width: those of which each has a pixel, and more, at ``DPI``
+DPI = 300  # of PNG files, and more for maps whose cells would have fewer pixels than these, so that none is lost
+CELL_PIXELS, MAP_SHARE = 2, 0.4  # the second is what a map takes of the figure's width at least
 
 
 def config(filename: str = "figure") -> dict[str, Any]:
@@ -39,7 +40,7 @@ def write_figure(figure: go.Figure, path: str | os.PathLike, *, preset: str = "t
 
     Args:
         preset: "one-column" (3.3 inches wide, 8 pt type), "two-column" (6.9 inches, 8 pt) or "slide" (10 inches,
-            12 pt). PNG files have 300 dots per inch, or 600 for maps of very many cells. Pages and numbers are the
+            12 pt). PNG files have 300 dots per inch, and more for maps of very many cells. Pages and numbers are the
             same at every size.
 
     Raises:
@@ -86,6 +87,6 @@ def _options(figure: go.Figure, format: str, preset: Preset) -> dict[str, Any]:
     per_inch = PIXELS_PER_INCH
     if format == "png":
         cells = max((max(trace.z.shape) for trace in figure.data if trace.type == "heatmap"), default=0)
-        per_inch = FINE_DPI if cells > CELLS_AT_DPI * preset.inches else DPI
+        per_inch = max(DPI, 100 * ceil(CELL_PIXELS * cells / (MAP_SHARE * preset.inches) / 100))
     size = {"width": figure.layout.width, "height": figure.layout.height}
     return {"format": format, **size, "scale": per_inch / preset.pixels_per_inch}

@@ -47,6 +47,7 @@ LEAST_POINTS = 7
 ASPECT = 0.78  # height over width of what has no rows
 SPREAD = 0.9  # of an axis that points take
 KEY = 46  # pixels that an entry of a legend takes beside its text
+MARGIN, MARGIN_WIDTH = 0.2, 50  # bars beside a plot take a smaller share than this; and pixels that their title needs
 LETTER, LINE = 0.54, 1.2  # mean width and height of a line of type, in its size
 ROW = 16  # pixels that a label needs along an axis
 STEPS = (1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 256, 512)
@@ -65,6 +66,7 @@ def on_paper(figure: go.Figure, preset: Preset) -> go.Figure:
     recaptioned(figure, _letters(room, TITLE_SIZE), _letters(room, CAPTION_SIZE))
     _wrap_row_labels(figure)
     width = _plot_width(figure)
+    _widen_margin(figure, MARGIN_WIDTH / width)
     for axis in figure.select_xaxes():
         _fit_axis(figure, axis, _share(axis) * width)
     _fit_notes(figure, width)
@@ -110,6 +112,16 @@ def _room_below(figure: go.Figure) -> float:
         labels = _label_width(figure, axis) * sin(radians(abs(axis.tickangle))) if turned else LINE * FONT_SIZE
         rooms.append(labels + LINE * FONT_SIZE * ((axis.title.text or "").count("<br>") + 1) + 22)
     return max(rooms)
+
+
+def _widen_margin(figure: go.Figure, least: float) -> None:
+    """Gives the bars beside a plot at least such a share of the width, for the sake of what is written below them."""
+    margins = [axis for axis in figure.select_xaxes() if _share(axis) < min(MARGIN, least)]
+    if margins:
+        start = margins[0].domain[0]
+        for axis in figure.select_xaxes():
+            gap = start - axis.domain[1]
+            axis.domain = (1 - least, 1) if axis in margins else (0, 1 - least - gap)
 
 
 def _share(axis: Any) -> float:
@@ -160,8 +172,8 @@ def _n_lines(figure: go.Figure, axis: Any) -> float:
     if axis.tickvals is not None and (axis.type == "category" or axis.ticktext):
         most = max(str(text).count("<br>") + 1 for text in axis.ticktext or axis.tickvals)
         return most * len(axis.tickvals)
-    thinned = axis.dtick == 1 and figure.layout.width < NARROW
-    return min(len(_entries(figure, axis)) / (2 if thinned else 1), axis.nticks or 10**6)
+    thinned = (axis.dtick == 1 or axis.nticks) and figure.layout.width < NARROW
+    return min(len(_entries(figure, axis)), axis.nticks or 10**6) / (2 if thinned else 1)
 
 
 def _enlarge_small_type(figure: go.Figure, least: float) -> None:
@@ -215,8 +227,10 @@ def _fit_axis(figure: go.Figure, axis: Any, length: float) -> None:
         upright = axis.plotly_name[0] == "x" and not axis.tickangle
         need = _width(entries[-1]) + 6 if upright else ROW
         axis.dtick = next((step for step in STEPS if step >= len(entries) * need / length), len(entries))
-    elif axis.nticks and length < 3 * ROW:
-        axis.nticks = 2
+    elif axis.nticks and axis.range and _share(axis) < MARGIN:  # its 0 would stand beside what the plot begins with
+        axis.update(tickvals=axis.range[1:], ticktext=[f"{axis.range[1]:.2g}"])
+    elif axis.nticks and entries and figure.layout.width < NARROW:
+        axis.nticks = min(axis.nticks, 12)
     elif axis.tickvals is not None and axis.plotly_name[0] == "x" and axis.type == "log":
         _thin(figure, axis, length)
 
@@ -285,7 +299,8 @@ def _place_labels(figure: go.Figure, width: float, height: float) -> None:
     texts = [text for trace in traces for text in trace.text]
     named = sorted((i for i, text in enumerate(texts) if text), key=lambda i: -drawn[1, i])
     widest = max((_width(text) for text in texts), default=0.0)
-    shares = np.array([widest / width, LINE * FONT_SIZE / height]) / SPREAD
+    around = 8  # a name stands so many pixels from its point
+    shares = np.array([(widest + around) / width, (LINE * FONT_SIZE + around) / height]) / SPREAD
     sides = label_places(drawn, np.array(named, dtype=int), shares, right=1 + shares[0] / 2)
     first = 0
     for trace in traces:
