@@ -32,3 +32,18 @@ COPYING_SCORES = {
     "eigenvalues_of_weights": "Copying by eigenvalues, weights as they are",
     "top_share": "Attended tokens among the top 5 logits",
 }
+TASKS = {  # by the function of workbench.analyses that makes their prompts
+    "factual_recall": "Facts",
+    "subject_verb_agreement": "Subject–verb agreement",
+    "greater_than": "Greater than",
+    "indirect_objects": "Indirect objects",
+}
+ABLATIONS = {"zero": "Zero ablation", "mean": "Mean ablation", "resample": "Resample ablation"}
+ATTENTION_MEASURES = {
+    "max_weight": "Largest weight",
+    "off_sink_mass": "Weight off the first token",
+    "entropy": "Entropy",
+    "value_weighted": "Norm of the output",
+    "gradient_output": "Gradient × output",
+    "gradient_attention": "Gradient × attention",
+}

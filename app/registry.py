@@ -8,7 +8,7 @@ Each is a module with a NAME (in the URL), TITLE, EXPLANATION, DEFINITIONS, and
 - ``register(app, services)``: its callbacks.
 """
 
-from workbench.app.pages import heads, induction, lens, pattern, sinks, what_if
+from workbench.app.pages import attribution, heads, induction, lens, pattern, sinks, what_if
 
-PAGES = (heads, pattern, induction, sinks, what_if, lens)
+PAGES = (heads, pattern, induction, sinks, attribution, what_if, lens)
 BY_NAME = {page.NAME: page for page in PAGES}

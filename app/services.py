@@ -82,6 +82,26 @@ class Services:
         chosen = (view.text, view.max_tokens, view.layer, view.head, view.queries, view.keys, view.pooling, max_cells)
         return self._task(f"Pattern of L{view.layer}H{view.head}", view, chosen, run)
 
+    def attribution(self, view: View) -> Task:
+        """What attention, gradients and ablation say of each head on the view's task."""
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses import attribution_agreement
+
+            return attribution_agreement(model, _prompts(model, view), progress=job.report)
+
+        return self._task("Ablation of every head", view, (view.task,), run)
+
+    def source_attribution(self, view: View) -> Task:
+        """What attention, gradients and knock-out say of each token of the view's task."""
+
+        def run(model: Any, job: Job) -> Any:
+            from workbench.analyses import source_attribution
+
+            return source_attribution(model, _prompts(model, view), progress=job.report)
+
+        return self._task("Knock-out of every token", view, (view.task,), run)
+
     def logit_lens(self, view: View) -> Task:
         """What every depth of the model predicts on the view's text."""
 
@@ -172,6 +192,13 @@ class Services:
                 return run(model, job)
 
         return Task(key, title, work)
+
+
+def _prompts(model: Any, view: View) -> Any:
+    """The prompts of the view's task, in the model's own words."""
+    from workbench import analyses
+
+    return getattr(analyses, view.task)(model)
 
 
 @contextmanager

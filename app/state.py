@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
-from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
+from workbench.analyses.labels import (
+    ABLATIONS,
+    ATTENTION_MEASURES,
+    HEAD_SCORES,
+    INDUCTION_SCORES,
+    SINK_SCORES,
+    TASKS,
+)
 from workbench.errors import WorkbenchError
 
 VERSION = "1"
-PAGES = ("heads", "pattern", "induction", "sinks", "what-if", "lens")
+PAGES = ("heads", "pattern", "induction", "sinks", "attribution", "what-if", "lens")
 MOST_OFF = 200  # parts that are switched off at once
 # In the demo model's language: names, an invented word and a list come back after various distances.
 SAMPLE_TEXT = (
@@ -63,6 +70,10 @@ class View:
     off: tuple[str, ...] = ()
     position: int | None = None
     lens_position: int | None = None
+    task: str = "factual_recall"
+    measure: str = "max_weight"
+    ablation: str = "zero"
+    prompt: int = 0
 
     @property
     def has_head(self) -> bool:
@@ -134,6 +145,10 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "seed": ("seed", _integer(0, 2**31 - 1)),
     "off": ("off", _names),
     "position": ("position", _integer(0, 10**7)),
+    "task": ("task", _choice(*TASKS)),
+    "measure": ("measure", _choice(*ATTENTION_MEASURES)),
+    "ablation": ("ablation", _choice(*ABLATIONS)),
+    "prompt": ("prompt", _integer(0, 9999)),
     "depth-of": ("lens_position", _integer(0, 10**7)),
 }
 

@@ -30,7 +30,7 @@ DEFINITIONS = (
     ("Settled", "The first depth from which on the final prediction stays the most likely one."),
 )
 TALL = 400
-SHOWN = 20  # tokens that a map can name, one column each
+SHOWN = 16  # tokens that a map can name, one column each
 
 
 def layout(view: View) -> list[Any]:

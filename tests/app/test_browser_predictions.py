@@ -73,6 +73,25 @@ def test_the_lens_follows_one_token_through_the_layers(watched: Open, dashboard:
     page.wait_for_selector("#lens-ranks >> text=/Rank of “.*”, the token that follows/")
 
 
+def test_attribution_answers_for_heads_then_for_tokens(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, page="attribution", layer=0, head=0)
+    page.wait_for_selector("#attribution-scatter .scatterlayer .point")
+    page.wait_for_selector("#attribution-named table")
+    page.wait_for_selector("#sources-deletion .scatterlayer .trace")
+    page.drawn("sources-prompt")
+    page.click_cell("attribution-map", 1, 3)
+    page.wait_for_view(layer="1", head="3")
+    page.click("#measure")
+    page.click("[role=option] >> text='Entropy'")
+    page.wait_for_view(measure="entropy")
+    page.wait_for_selector("#attribution-scatter .g-xtitle >> text=/entropy/")
+    page.click("#task")
+    page.click("[role=option] >> text='Greater than'")
+    page.wait_for_view(task="greater_than")
+    page.wait_for_selector("#attribution-note >> text=/year|war|20/")
+
+
 def tile(page: Any, what: str) -> str:
     """The number under a tile's title."""
     return page.text_content(f".page:not([hidden]) .tile:has(.tile-what:text-is('{what}')) .tile-value")

@@ -17,12 +17,12 @@ from dash.exceptions import PreventUpdate
 
 from workbench import HookedTransformer
 from workbench.analyses import InductionHeads, attention_sinks, figures, head_pattern, head_statistics, induction_heads
-from workbench.analyses.labels import HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
+from workbench.analyses.labels import ABLATIONS, ATTENTION_MEASURES, HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.app import registry
 from workbench.app.components import message, on_card
 from workbench.app.jobs import Job, Task
 from workbench.app.models import ModelStore
-from workbench.app.pages import heads, induction, pattern, sinks
+from workbench.app.pages import attribution, heads, induction, lens, pattern, sinks, what_if
 from workbench.app.selection import clicked_head, first_head, rows_used, score_map
 from workbench.app.services import Services, stoppable
 from workbench.app.shell import PARTS_OF_A_TEXT, controls_of, error_message, progress_of, submitted, view_of
@@ -53,7 +53,7 @@ def shown_text(component: Any) -> str:
     return json.dumps(component, default=lambda part: part.to_plotly_json(), ensure_ascii=False)
 
 
-@pytest.mark.parametrize("page", registry.BY_NAME)
+@pytest.mark.parametrize("page", [page for page in registry.BY_NAME if page != "attribution"])
 def test_every_page_draws_its_results_in_both_themes(page: str, services: Services) -> None:
     view = dataclasses.replace(
         services.default, page=page, layer=1, head=2, text=TEXT * 3, length=4, sequences=2, score="entropy", x="entropy"
@@ -65,6 +65,70 @@ def test_every_page_draws_its_results_in_both_themes(page: str, services: Servic
         else:
             drawn = [on_card(result.figure(kind, theme=theme), 300) for kind in result.figure_kinds]
         assert all(isinstance(figure, go.Figure) and figure.data for figure in drawn)
+
+
+def test_attribution_names_the_heads_that_ablation_finds() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    services = Services(ModelStore(load=lambda source, job: model), View(), {})
+    result, tokens = finish(services, dataclasses.replace(services.default, page="attribution"))
+    heads_of = attribution.named_heads(result)
+    for layer, head in result.heads("attended, decisive")[:6]:
+        assert f'"L{layer}H{head}"' in shown_text(heads_of)
+    assert set(result.measures) == set(ATTENTION_MEASURES) and set(result.ablations) == set(ABLATIONS)
+    assert f"{result['baseline'].mean():+.2f}" in shown_text(attribution.numbers_that_matter(result))
+    for drawn in (result, tokens):
+        for theme in ("light", "dark"):
+            assert all(drawn.figure(kind, theme=theme).data for kind in drawn.figure_kinds)
+
+
+def test_a_model_without_the_words_of_a_task_says_so(services: Services) -> None:
+    (task, _) = attribution.tasks(services, dataclasses.replace(services.default, page="attribution"))
+    job = services.jobs.request("test", task)
+    assert job.wait(60) and isinstance(job.error, (WorkbenchError, ValueError))
+    assert "This cannot be analysed" in shown_text(error_message(job.error))
+
+
+@pytest.mark.parametrize(
+    ("button", "name"), [("off-head", "L1H2"), ("off-layer", "L1"), ("off-mlp", "M1"), ("off-sink", "L1H2:>0")]
+)
+def test_buttons_switch_parts_of_the_chosen_head_off_once(button: str, name: str) -> None:
+    view = View(layer=1, head=2)
+    assert what_if.with_chosen(["M0"], button, view) == ["M0", name]
+    with pytest.raises(PreventUpdate):
+        what_if.with_chosen([name], button, view)
+    with pytest.raises(PreventUpdate):
+        what_if.with_chosen([], button, View())
+
+
+def test_the_code_of_what_if_gives_the_numbers_of_the_page(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = dataclasses.replace(
+        services.default, page="what-if", model="tiny", off=("L1H2", "L0:>0"), max_tokens=9, position=3
+    )
+    shown = finish(services, view)[0]
+    model = services.models.loaded("tiny")
+    monkeypatch.setattr(HookedTransformer, "from_pretrained", lambda source: model)
+    monkeypatch.setattr(go.Figure, "show", lambda figure: None)
+    ran: dict[str, Any] = {}
+    exec(what_if.code(services, view), ran)  # what the page says of itself, to be copied
+    for name in ("loss_before", "loss_after", "kl", "probability_after"):
+        np.testing.assert_array_equal(ran["result"][name], shown[name])
+
+
+def test_the_lens_says_how_ranks_move_and_shows_a_part_of_a_long_text(services: Services) -> None:
+    view = dataclasses.replace(services.default, page="lens", text="a b c d e f " * 10)
+    (result,) = finish(services, view)
+    last = len(result.coordinates["query"]) - 1
+    assert lens.chosen_position(result, view) == last
+    assert lens.chosen_position(result, dataclasses.replace(view, lens_position=10**6)) == last
+    first = lens.first_shown(result, 30)
+    assert first <= 30 < first + lens.SHOWN and lens.first_shown(result, 0) == 0
+    assert lens.first_shown(result, last) + lens.SHOWN == last + 1
+    table = shown_text(lens.rank_table(result, 30))
+    before, after = result["rank"][0, 30], result["rank"][1, 30]
+    if before != after:
+        assert f"{'↑' if after < before else '↓'}{abs(before - after):,.0f}" in table
+    assert f"{result['rank'][2, 30]:,.0f} " in table and "the token that follows" in table
+    assert "Nothing follows" in shown_text(lens.rank_table(result, last))
 
 
 def test_the_scores_offered_are_the_scores_there_are(services: Services) -> None:

@@ -51,7 +51,7 @@ def test_an_address_means_the_same_on_a_server_that_opens_on_another_model(view:
 def test_every_field_is_in_the_address_and_defaults_are_left_out() -> None:
     changed = View(
         "m", "t", 5, "sinks", 1, 2, "entropy", "self_weight", "sink_mass", "mean", "sqrt", (1, 2), (3, 4),
-        "previous_token", "sink_mass", 8, 9, 10, ("L1H2", "L2:>0"), 6, 7,
+        "previous_token", "sink_mass", 8, 9, 10, ("L1H2", "L2:>0"), 6, 7, "greater_than", "entropy", "mean", 3,
     )  # fmt: skip
     assert all(getattr(changed, f.name) != getattr(View(), f.name) for f in dataclasses.fields(View))
     assert from_query(to_query(changed), View())[0] == changed

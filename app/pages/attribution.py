@@ -1,0 +1,199 @@
+"""Ablation versus attention: do the heads and tokens that are attended decide the answer?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dash import Dash, Input, Output, html
+
+from workbench.analyses.labels import ABLATIONS, ATTENTION_MEASURES, TASKS
+from workbench.app.components import card, graph, number, on_card, plain_table, select, tiles
+from workbench.app.jobs import Task
+from workbench.app.selection import LAYER_HEIGHT, choose_on_click, frame_head
+from workbench.app.services import Services
+from workbench.app.state import View
+
+NAME, TITLE = "attribution", "Attribution"
+EXPLANATION = (
+    "Attention is evidence, ablation is the test: on prompts with a known answer, how much each head and each token is "
+    "attended, beside what the answer loses without it. The prompts are made of words that the model has as one token."
+)
+CONTROLS = {
+    "task": ("task", "value"),
+    "measure": ("measure", "value"),
+    "ablation": ("ablation", "value"),
+    "prompt": ("prompt", "value"),
+}
+DEFINITIONS = (
+    (
+        "Effect",
+        "Logit difference of the right answer and a wrong one with the head ablated, less that of the model as it is. "
+        "Ablated heads write zeros, their mean over corrupted prompts at each position, or their output on another.",
+    ),
+    (
+        "Agreement",
+        "Kendall's τ-b between a measure and |effect| over heads, mean over prompts, with a bootstrap interval. "
+        "Filled points: p < 0.05 after shuffling heads within layers, corrected for many tests by the largest |τ|.",
+    ),
+    (
+        "Verdicts",
+        "Heads are chosen on one half of the prompts and tested on the other. Attended: in the top quarter of heads. "
+        "Decisive: its ablation takes at least 5 % of what the answer has above chance; inert: surely below 2 %.",
+    ),
+    (
+        "Knock-out of a token",
+        "No query reads it in any layer, and other tokens share its weight (Geva et al. 2023). The first token is left "
+        "out: attention that is not needed goes there.",
+    ),
+    (
+        "Deletion curves",
+        "Probability of the answer lost without the first tokens of a ranking (comprehensiveness), or with only them "
+        "(sufficiency; DeYoung et al. 2020).",
+    ),
+)
+TALL, SCATTER_TALL = 400, 520
+NAMED = {
+    "unattended, decisive": "Decide, and hardly attend",
+    "attended, inert": "Attend, and change nothing",
+    "attended, decisive": "Attend and decide",
+}
+
+
+def layout(view: View) -> list[Any]:
+    task = html.Div(
+        select("task", "The task", view.task, TASKS), className="toolbar", role="group", **{"aria-label": "The prompts"}
+    )
+    scatter = card(
+        "Every head",
+        graph("attribution-scatter", "Attention of every head against the effect of its ablation", SCATTER_TALL),
+        controls=[
+            select("measure", "Measure of attention", view.measure, ATTENTION_MEASURES),
+            select("ablation", "Kind of ablation", view.ablation, ABLATIONS, width=150),
+        ],
+        note="Click a point to choose its head. Dotted lines: from where a head counts as attended, and as decisive.",
+    )
+    agreement = card(
+        "Does a measure rank heads as ablation does?",
+        graph("attribution-agreement", "Rank agreement of every measure with ablation", SCATTER_TALL),
+        note=html.Span("", id="attribution-note"),
+    )
+    effects = card(
+        "What ablation does",
+        graph("attribution-map", "Effect of ablating every head", TALL),
+        note="Blue: the answer loses. Red: it gains.",
+    )
+    named = card("Where they disagree", html.Div(id="attribution-named"))
+    sources = card(
+        "Which tokens of a prompt",
+        graph("sources-prompt", "Measures of every token of one prompt beside its knock-out", TALL),
+        controls=[number("prompt", "Prompt", view.prompt, high=9999)],
+        className="wide",
+    )
+    ranks = card(
+        "Does a measure rank tokens as knock-out does?",
+        graph("sources-agreement", "Rank agreement of every measure of tokens with knock-out", SCATTER_TALL),
+        note="Recency is the distance from the end: what a measure must beat.",
+    )
+    curves = card(
+        "Without the first tokens, and with only them",
+        graph("sources-deletion", "Deletion curves of every ranking of tokens", SCATTER_TALL),
+        note="A good ranking loses much at the left and little at the right.",
+    )
+    return [
+        task,
+        html.Div(id="attribution-tiles"),
+        html.Div([scatter, agreement, effects, named, sources, ranks, curves], className="columns"),
+    ]
+
+
+def tasks(services: Services, view: View) -> list[Task]:
+    return [services.attribution(view), services.source_attribution(view)]
+
+
+def register(app: Dash, services: Services) -> None:
+    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+
+    @app.callback(
+        Output("attribution-scatter", "figure"),
+        Output("attribution-agreement", "figure"),
+        Output("attribution-note", "children"),
+        Output("attribution-map", "figure"),
+        Output("attribution-map", "style"),
+        Output("attribution-named", "children"),
+        Output("attribution-tiles", "children"),
+        *drawn,
+    )
+    def draw_heads(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        result = services.finished(services.attribution(view))
+        scatter = result.figure(
+            "scatter", measure=view.measure, ablation=view.ablation, captioned=True, theme=scheme
+        )  # fmt: skip
+        tall = max(TALL, LAYER_HEIGHT * len(result["verdict"]) + 90)
+        effects = result.figure("map", ablation=view.ablation, captioned=True, theme=scheme)
+        return (
+            on_card(scatter, SCATTER_TALL, revision=f"{view.task} {view.measure} {view.ablation}"),
+            on_card(result.figure("agreement", captioned=True, theme=scheme), SCATTER_TALL, revision="agreement"),
+            f"{result.provenance.inputs[:1].upper()}{result.provenance.inputs[1:]}.",
+            on_card(frame_head(effects, view), tall, revision="map"),
+            {"height": f"{tall}px"},
+            named_heads(result),
+            numbers_that_matter(result),
+        )
+
+    @app.callback(
+        Output("sources-prompt", "figure"),
+        Output("sources-agreement", "figure"),
+        Output("sources-deletion", "figure"),
+        *drawn,
+    )
+    def draw_sources(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        result = services.finished(services.source_attribution(view))
+        prompt = min(view.prompt, len(result["baseline"]) - 1)
+        return (
+            on_card(result.figure("prompt", prompt=prompt, captioned=True, theme=scheme), TALL, revision=str(prompt)),
+            on_card(result.figure("agreement", captioned=True, theme=scheme), SCATTER_TALL, revision="agreement"),
+            on_card(result.figure("deletion", captioned=True, theme=scheme), SCATTER_TALL, revision="deletion"),
+        )
+
+    choose_on_click(app, ("attribution-scatter", "clickData"), ("attribution-map", "clickData"))
+
+
+def named_heads(result: Any) -> Any:
+    """The heads of each verdict, with what they attend and what they are worth; or why there are none."""
+    if result.settings["untested"]:
+        return html.P(f"No head is named: {result.settings['untested']}.", className="empty")
+    measure, ablation = result.settings["verdict_measure"], result.ablations[0]
+    rows = []
+    for verdict, words in NAMED.items():
+        for layer, head in result.heads(verdict)[:6]:
+            weight, effect = result[measure][layer, head], result[f"{ablation}_effect"][layer, head]
+            rows.append((f"L{layer}H{head}", f"{weight:.2f}", f"{effect:+.3f}", words))
+    if not rows:
+        return html.P("No head attends and decides, and none of the disagreements was found.", className="empty")
+    titles = ("Head", ATTENTION_MEASURES[measure], f"{ABLATIONS[ablation]} (logits)", "")
+    return plain_table(titles, rows, caption="Up to six heads of each kind, those with the largest effect first.")
+
+
+def numbers_that_matter(result: Any) -> html.Div:
+    tau, low, high = (result[name][:, 0] for name in ("tau", "tau_low", "tau_high"))
+    best = int(np.nanargmax(tau))
+    weight = result.measures.index("max_weight")
+    counts = [str(len(result.heads(verdict))) if not result.settings["untested"] else "–" for verdict in NAMED]
+    return tiles(
+        (
+            "The answer has",
+            f"{result['baseline'].mean():+.2f}",
+            f"logits over the wrong one, {len(result['baseline'])} prompts",
+        ),
+        ("τ of the largest weight", f"{tau[weight]:+.2f}", _interval(low[weight], high[weight])),
+        ("Best measure", f"{tau[best]:+.2f}", ATTENTION_MEASURES[result.measures[best]]),
+        ("Decide, hardly attend", counts[0], "heads"),
+        ("Attend, change nothing", counts[1], "heads"),
+    )
+
+
+def _interval(low: float, high: float) -> str:
+    return f"95 % interval {low:+.2f} to {high:+.2f}" if np.isfinite(low) else "too few prompts for an interval"
