@@ -32,17 +32,22 @@ class FirstTokenSinks(Result):
         lines = [self.provenance.sentence(), f"Sink rate of position 0 (ε = {self.settings['epsilon']}):"]
         for place, variant in enumerate(self.coordinates["variant"]):
             lines.append(
-                f"{variant}: {self['sink_rate'][place]:.1%}, mean weight {self['mean_weight'][place]:.3f}; of other "
-                f"positions at most {self['largest_other_rate'][place]:.1%}, at {self['other_position'][place]}."
+                f"{variant}: {self['sink_rate'][place]:.1%}{self._interval(place)}, mean weight "
+                f"{self['mean_weight'][place]:.3f}; of other positions at most "
+                f"{self['largest_other_rate'][place]:.1%}, at {self['other_position'][place]}."
             )
         return "\n".join(lines)
+
+    def _interval(self, place: int) -> str:
+        low, high = self["sink_rate_low"][place], self["sink_rate_high"][place]
+        return f" [{low:.1%}, {high:.1%}]" if np.isfinite(low) else ""
 
     def _draw_rates(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
         nothing = np.full(len(self["sink_rate"]), np.nan)
         figure = figures.dots(
-            {"position 0": (self["sink_rate"], nothing, nothing),
+            {"position 0": (self["sink_rate"], self["sink_rate_low"], self["sink_rate_high"]),
              "any other": (self["largest_other_rate"], nothing, nothing)},
             list(map(str, self.coordinates["variant"])),
             x_label=f"sink rate (ε = {self.settings['epsilon']})",
@@ -120,6 +125,14 @@ def first_token_sinks(
                 np.array([rate[0] for rate in rates]), ("variant",), share,
                 f"share of sequences, layers and heads whose mean weight on position 0 exceeds {epsilon}",
             ),
+            **{
+                f"sink_rate_{end}": Quantity(
+                    np.array([one[f"sink_rate_{end}"][0] if f"sink_rate_{end}" in one else np.nan for one in found]),
+                    ("variant",), share,
+                    f"{which} end of its 95% bootstrap interval over sequences, of 20 or more",
+                )
+                for end, which in (("low", "lower"), ("high", "upper"))
+            },
             "largest_other_rate": Quantity(
                 np.array([rate[at] if at > 0 else np.nan for rate, at in zip(rates, others, strict=True)]),
                 ("variant",), share,

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.attribution.agreement import MIN_FOR_INTERVAL, mean_interval
-from workbench.analyses.interventions.edits import cut_edges, replace_contribution, together
 from workbench.analyses.interventions.metrics import Metric, token_losses
 from workbench.analyses.interventions.sweeps import Intervention, measure
 from workbench.analyses.result import Drawing, Quantity, Result
-from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
-from workbench.analyses.support import check_model, layer_masks
+from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, provenance, silent
+from workbench.analyses.sinks.scopes import choose_scopes, key_edits, read_key, weight_on
+from workbench.analyses.support import check_model
 from workbench.kernels import StatisticsRequest
 
 MIN_DISTANCE = 16  # tokens from the sink and its control to the first query that is edited
@@ -26,6 +26,7 @@ LEFT_OVER = 0.1  # of what dropping the value changes; a constant that leaves no
 
 EDITS = ("edges cut", "value dropped", "constant instead", "edges of every query cut")
 KEYS = ("sink", "control")
+VERDICTS = ("no-op", "implicit bias", "carries information", "undecided", "untested", "no sink")
 CONDITIONS = ("as it is", "cut for later queries", "cut for every query")
 
 
@@ -53,6 +54,14 @@ class SinkInterventions(Result):
         """Of one scope: "all layers", "layers 0–9", "L3H5"."""
         return str(self["verdict"][list(self.coordinates["scope"]).index(scope)])
 
+    def heads_by_verdict(self) -> dict[str, list[str]]:
+        """What the sink is for → the heads that it is that for, those with most weight on it first."""
+        names = self.coordinates["scope"]
+        found: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
+        for place in self._scopes(True):
+            found[str(self["verdict"][place])].append(str(names[place]))
+        return {verdict: heads for verdict, heads in found.items() if heads}
+
     def summary(self) -> str:
         settings, n = self.settings, self.provenance.n_sequences
         lines = [
@@ -69,6 +78,9 @@ class SinkInterventions(Result):
             )
             weight = self["mean_weight"][place, 0]
             lines.append(f"{scope}: {self['verdict'][place]}. Mean weight on the sink {weight:.2f}; {changes}.")
+        sorted_heads = [f"{verdict} {', '.join(heads)}" for verdict, heads in self.heads_by_verdict().items()]
+        if sorted_heads:
+            lines.append(f"Heads by what the sink is for: {'; '.join(sorted_heads)}.")
         lines.append(f"{self._moved_in_words(1)} {self._moved_in_words(2)}")
         return "\n".join(lines)
 
@@ -95,6 +107,8 @@ class SinkInterventions(Result):
         from workbench.analyses import figures
 
         places = self._scopes(heads)
+        if heads:
+            places = sorted(places, key=lambda place: VERDICTS.index(str(self["verdict"][place])))
         names = [f"{self.coordinates['scope'][place]}: {self['verdict'][place]}" for place in places]
         mean = self["loss_change_mean"][places]  # [scope, key, edit]
         figure = figures.sink_effects(
@@ -142,7 +156,7 @@ def sink_interventions(
     sink_position: int = 0,
     control_position: int | None = None,
     layers: Sequence[tuple[int, int]] | None = None,
-    n_heads: int = 8,
+    n_heads: int | None = 8,
     epsilon: float = 0.3,
     progress: Progress = silent,
 ) -> SinkInterventions:
@@ -165,7 +179,8 @@ def sink_interventions(
         tokens: text, texts, or token ids [batch, pos] with their ``attention_mask``; 2 or more sequences.
         control_position: None takes, of the 8 keys after the sink, one that receives the median weight.
         layers: ranges (first layer, last layer); None cuts the model into three parts.
-        n_heads: how many heads are edited alone.
+        n_heads: how many heads are edited alone, those with the largest weight on the sink; None takes every head with
+            a mean weight above ``epsilon`` on it.
 
     Raises:
         ValueError: a model that does not predict the next token, one sequence, sequences that end before a query is
@@ -182,9 +197,10 @@ def sink_interventions(
     if control_position is None:
         candidates = by_position.mean(axis=(0, 1))[sink_position + 1 : sink_position + 1 + N_CANDIDATES]
         control_position = sink_position + 1 + int(np.argsort(candidates, kind="stable")[len(candidates) // 2])
-    keys = [_key(model, sequences, received, later, position) for position in (sink_position, control_position)]
-    scopes = _scopes(model, layers, keys[0].weight.numpy(), n_heads)
-    plans = [[_key_edits(key, scope) for key in keys] for scope in scopes]  # [scope][key] → edit → intervention
+    keys = [read_key(model, sequences, received, later, position) for position in (sink_position, control_position)]
+    weight = keys[0].weight.numpy()
+    scopes = choose_scopes(model, layers, weight, int((weight > epsilon).sum()) if n_heads is None else n_heads)
+    plans = [[key_edits(key, scope) for key in keys] for scope in scopes]  # [scope][key] → edit → intervention
     interventions = [edit for of_scope in plans for of_key in of_scope for edit in of_key if edit is not None]
     metric, counted = _loss_metric(sequences, first_query)
     losses = measure(model, sequences, [Intervention(), *interventions], metric, progress=progress)
@@ -196,8 +212,8 @@ def sink_interventions(
         edits = plans[0][0][which]
         assert edits is not None
         moved.append((_received_under(model, sequences, later, edits).sum(dim=1) / later.sum()).numpy())
-    weights = [[_weight(key.weight.numpy(), scope) for key in keys] for scope in scopes]
-    largest = [_weight(keys[0].weight.numpy(), scope, np.nanmax) for scope in scopes]
+    weights = [[weight_on(key.weight.numpy(), scope) for key in keys] for scope in scopes]
+    largest = [weight_on(weight, scope, np.nanmax) for scope in scopes]
     return SinkInterventions(
         quantities=_quantities(change, np.array(weights), np.array(largest), means[0], np.stack(moved), epsilon),
         provenance=described,
@@ -218,31 +234,9 @@ def sink_interventions(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Key:
-    """A key whose edges are edited.
-
-    Args:
-        source: bool [key], where it is.
-        readers: of each layer, bool [sequence, query], the later queries that may see it.
-        weight: float64 [layer, head], their mean weight on it; NaN where there is none.
-        constant: of each layer, [sequence, head, d_head], the mean of p_ij v_j over the readers of other sequences.
-    """
-
-    source: Tensor
-    readers: Sequence[Tensor]
-    weight: Tensor
-    constant: Sequence[Tensor]
-
-
-@dataclass(frozen=True)
-class _Scope:
-    name: str
-    layers: tuple[int, ...]
-    head: int | None = None
-
-
-def _first_query(model: Any, sequences: Sequences, sink: int, control: int | None, epsilon: float, n_heads: int) -> int:
+def _first_query(
+    model: Any, sequences: Sequences, sink: int, control: int | None, epsilon: float, n_heads: int | None
+) -> int:
     """The first query that is edited, once the options are known to make sense."""
     if sink < 0:
         raise ValueError(f"sink_position counts from 0, got {sink}")
@@ -250,7 +244,7 @@ def _first_query(model: Any, sequences: Sequences, sink: int, control: int | Non
         raise ValueError(f"control_position must be another position than the sink's, {sink}, got {control}")
     if not 0 < epsilon < 1:
         raise ValueError(f"epsilon must lie between 0 and 1, got {epsilon}")
-    if not 0 <= n_heads <= model.cfg.n_layers * model.cfg.n_heads:
+    if n_heads is not None and not 0 <= n_heads <= model.cfg.n_layers * model.cfg.n_heads:
         raise ValueError(f"n_heads must be at most the model's {model.cfg.n_layers * model.cfg.n_heads}, got {n_heads}")
     if len(sequences) < 2:
         raise ValueError("the mean of what a sink contributes comes from other sequences; pass at least 2")
@@ -291,74 +285,6 @@ def _received_under(model: Any, sequences: Sequences, later: Tensor, edits: Inte
     arguments = {} if bool(sequences.real.all()) else {"attention_mask": sequences.real}
     model.run_with_hooks(sequences.tokens, return_type=None, fwd_hooks=hooks, **arguments)
     return torch.stack(sums)
-
-
-def _key(model: Any, sequences: Sequences, received: Tensor, later: Tensor, position: int) -> _Key:
-    queries = torch.arange(later.shape[1], device=later.device)
-    readers = [
-        later & (position < mask.n_global or mask.window is None or queries - position < mask.window)
-        for mask in layer_masks(model)
-    ]
-    n_readers = torch.stack([of_layer.sum(dim=1) for of_layer in readers]).double().cpu()  # [layer, sequence]
-    sums = received[..., position]  # [layer, sequence, head]
-    names = [f"blocks.{layer}.attn.hook_v" for layer in range(model.cfg.n_layers)]
-    values = cached(model, sequences.first(position + 1), names)  # later tokens change none of these
-    constants = []
-    for layer, name in enumerate(names):
-        v = values[name][:, position].double().cpu()  # [sequence, n_key_value_heads, d_head]
-        total = sums[layer][..., None] * v.repeat_interleave(sums.shape[2] // v.shape[1], dim=1)
-        n_others = n_readers[layer].sum() - n_readers[layer]
-        constants.append((total.sum(dim=0) - total) / n_others.clamp(min=1)[:, None, None])
-    return _Key(queries == position, readers, sums.sum(dim=1) / n_readers.sum(dim=1)[:, None], constants)
-
-
-def _key_edits(key: _Key, scope: _Scope) -> list[Intervention | None]:
-    """The interventions of a scope on a key, in the order of EDITS; None for what one head has no use for."""
-
-    def everywhere(edits: Sequence[Intervention]) -> Intervention:
-        return together(edits, scope.name)
-
-    def cut(layer: int, *, later: bool = True, renormalise: bool = True) -> Intervention:
-        readers = key.readers[layer] if later else None
-        return cut_edges(layer, sources=key.source, destinations=readers, head=scope.head, renormalise=renormalise)
-
-    return [
-        everywhere([cut(layer) for layer in scope.layers]),
-        everywhere([cut(layer, renormalise=False) for layer in scope.layers]),
-        everywhere(
-            [
-                replace_contribution(
-                    layer, key.constant[layer], sources=key.source, destinations=key.readers[layer], head=scope.head
-                )
-                for layer in scope.layers
-            ]
-        ),
-        everywhere([cut(layer, later=False) for layer in scope.layers]) if scope.head is None else None,
-    ]
-
-
-def _scopes(model: Any, layers: Sequence[tuple[int, int]] | None, weight: np.ndarray, n_heads: int) -> list[_Scope]:
-    n_layers = model.cfg.n_layers
-    if layers is None:
-        parts = np.array_split(np.arange(n_layers), min(3, n_layers)) if n_layers > 1 else []
-        layers = [(int(part[0]), int(part[-1])) for part in parts]
-    if wrong := [bounds for bounds in layers if not 0 <= bounds[0] <= bounds[1] < n_layers]:
-        raise ValueError(f"layers must be ranges (first, last) of layers 0 to {n_layers - 1}, got {wrong[0]}")
-    found = [_Scope("all layers", tuple(range(n_layers)))]
-    for first, last in layers:
-        name = f"layers {first}–{last}" if last > first else f"layer {first}"
-        found.append(_Scope(name, tuple(range(first, last + 1))))
-    best = np.argsort(-np.nan_to_num(weight), axis=None, kind="stable")[:n_heads]
-    for layer, head in np.stack(np.unravel_index(best, weight.shape), axis=1).tolist():
-        found.append(_Scope(f"L{layer}H{head}", (layer,), head))
-    return found
-
-
-def _weight(weight: np.ndarray, scope: _Scope, of: Any = np.nanmean) -> float:
-    """Mean (or maximum) over the heads of a scope of the weight [layer, head] of later queries on a key."""
-    chosen = weight[list(scope.layers)]
-    chosen = chosen if scope.head is None else chosen[:, scope.head]
-    return float(of(chosen)) if np.isfinite(chosen).any() else 0.0
 
 
 def _loss_metric(sequences: Sequences, first_query: int) -> tuple[Metric, Tensor]:

@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.attention.scores import SCORES, exceeds
+from workbench.analyses.attention.scores import MIN_FOR_INTERVAL, N_RESAMPLES, SCORES, exceeds
 from workbench.analyses.labels import SINK_SCORES
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
+from workbench.analyses.sinks.kinds import TOKEN_KINDS, token_kinds
 from workbench.analyses.support import check_model, depends_on_length, visibility
 from workbench.kernels import StatisticsRequest
 
 MIN_OTHER_QUERIES = 16
-
-TOKEN_KINDS = ("first token", "special", "white space", "punctuation", "digits", "start of word", "rest of word")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -31,9 +30,14 @@ class AttentionSinks(Result):
     """
 
     kind: ClassVar[str] = "attention_sinks"
-    all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "positions", "norms")
+    all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "positions", "keys", "kinds", "norms")
     frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
     further_tables: ClassVar[Mapping[str, tuple[str, ...]]] = {"positions": ("key",), "kinds": ("kind",)}
+
+    @property
+    def figure_kinds(self) -> tuple[str, ...]:
+        """Kinds of tokens are those of a tokenizer."""
+        return tuple(kind for kind in self.all_figure_kinds if kind != "kinds" or "sink_rate_by_kind" in self)
 
     @property
     def sink_position(self) -> int:
@@ -49,7 +53,7 @@ class AttentionSinks(Result):
         lines = [
             self.provenance.sentence(),
             f"Sink rate (ε = {self.settings['epsilon']}, first {self.settings['n_tokens']} tokens): "
-            f"{rate[position]:.1%} at position {position}"
+            f"{rate[position]:.1%}{self._interval_in_words(position)} at position {position}"
             + (f", at most {np.nanmax(others):.1%} at any other position." if np.isfinite(others).any() else "."),
             self.evaluated_in_words(),
             f"Mean weight on position {position}: {np.nanmean(weight):.3f} over all heads, "
@@ -61,6 +65,11 @@ class AttentionSinks(Result):
             kinds = zip(self.coordinates["kind"], self["sink_rate_by_kind"], self["n_keys_by_kind"], strict=True)
             lines.append("Sink rate by kind of token: " + ", ".join(f"{k} {r:.1%} (n = {n})" for k, r, n in kinds if n))
         return "\n".join(lines)
+
+    def _interval_in_words(self, position: int) -> str:
+        if "sink_rate_low" not in self:
+            return ""
+        return f" [{self['sink_rate_low'][position]:.1%}, {self['sink_rate_high'][position]:.1%}]"
 
     def _draw_map(self, *, score: str = "sink_weight", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -87,6 +96,24 @@ class AttentionSinks(Result):
         )
         note = f"{self.define('sink_rate')} {self.evaluated_in_words()}"
         return Drawing(figure, "Sink rate of every key position", note)
+
+    def _draw_keys(self, *, theme: str = "light") -> Drawing:
+        from workbench.analyses import figures
+
+        missing = f"not evaluated: seen by fewer than {self.settings['min_other_queries']} other queries"
+        figure = figures.position_map(self["alpha"], label="mean weight on the key, α", missing=missing, theme=theme)
+        return Drawing(figure, "Mean weight on every key position, every head", self.define("alpha"))
+
+    def _draw_kinds(self, *, theme: str = "light") -> Drawing:
+        from workbench.analyses import figures
+
+        counted = self["n_keys_by_kind"] > 0
+        rate, nothing = self["sink_rate_by_kind"][counted], np.full(counted.sum(), np.nan)
+        kinds = zip(self.coordinates["kind"], self["n_keys_by_kind"], strict=True)
+        names = [f"{kind} (n = {n:,})" for kind, n in kinds if n]
+        x_label = f"sink rate (ε = {self.settings['epsilon']})"
+        figure = figures.dots({"sink rate": (rate, nothing, nothing)}, names, x_label=x_label, theme=theme)
+        return Drawing(figure, "Sink rate by kind of token", self.define("sink_rate_by_kind", "n_keys_by_kind"))
 
     def _draw_norms(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -129,7 +156,8 @@ def attention_sinks(
     Per sequence, head and key j, α_j is the mean of p_ij over the real queries that may see key j among the first
     ``n_tokens`` tokens: i ≥ j in causal models, i < j + W in layers with a window W, all in encoders. Key j is a sink
     of the head where α_j > ``epsilon``; its sink rate is the share of sequences, layers and heads in which it is one.
-    In each layer only keys that at least 16 other queries may see count. An α that differs from ``epsilon`` by no more
+    In each layer only keys that at least 16 other queries may see count. With 20 sequences or more, rates and weights
+    have percentile bootstrap intervals over them. An α that differs from ``epsilon`` by no more
     than float32 rounding counts as equal to it.
 
     Args:
@@ -179,6 +207,8 @@ def attention_sinks(
             f"{evaluated[-1]} here, got {sink_position}"
         )
     quantities = _key_quantities(alpha, above, rate, position, epsilon)
+    if len(sequences) >= MIN_FOR_INTERVAL:
+        quantities |= _intervals(alpha[..., position], _mean(above, (1, 2)))
     quantities |= _head_quantities(measured, position, sink_keys)
     kinds = token_kinds(model, sequences)
     coordinates = {}
@@ -293,6 +323,25 @@ def _key_quantities(
     }  # fmt: skip
 
 
+def _intervals(sink_weight: np.ndarray, rate: np.ndarray) -> dict[str, Quantity]:
+    """Percentile bootstrap intervals over sequences, of sink_weight [sequence, layer, head], rate [sequence, key]."""
+    counts = np.random.default_rng(0).multinomial(len(rate), np.full(len(rate), 1 / len(rate)), N_RESAMPLES)
+    found = {}
+    for name, axes, values in (("sink_weight", ("layer", "head"), sink_weight), ("sink_rate", ("key",), rate)):
+        known = np.isfinite(values).reshape(len(values), -1)
+        sums = counts @ np.where(known, values.reshape(known.shape), 0.0)  # [resample, …]
+        n = counts @ known.astype(int)
+        ends = np.full((2, known.shape[1]), np.nan)
+        some = (n > 0).all(axis=0)  # a key that few sequences have is in no resample of some
+        ends[:, some] = np.percentile(sums[:, some] / n[:, some], (2.5, 97.5), axis=0)
+        for end, of_end in zip(("low", "high"), ends, strict=True):
+            definition = (
+                f"{'lower' if end == 'low' else 'upper'} end of the 95% bootstrap interval of {name} over sequences"
+            )
+            found[f"{name}_{end}"] = Quantity(of_end.reshape(values.shape[1:]), axes, "share of 1", definition)
+    return found
+
+
 def _head_quantities(measured: _Measured, position: int, sink_keys: int) -> dict[str, Quantity]:
     axes, share = ("layer", "head"), "share of 1"
     sees_one = measured.first_key[:, :, None] < sink_keys
@@ -337,31 +386,3 @@ def _kind_quantities(above: np.ndarray, kinds: np.ndarray) -> dict[str, Quantity
         "sink_rate_by_kind": Quantity(rates, ("kind",), "share of 1", "sink rate of all keys of a kind of token"),
         "n_keys_by_kind": Quantity(n, ("kind",), "keys", "how many keys of that kind count"),
     }
-
-
-def token_kinds(model: Any, sequences: Sequences) -> np.ndarray | None:
-    """Index into TOKEN_KINDS of every token, int [sequence, pos], −1 for pads; None for a model without a tokenizer.
-
-    The first token of a sequence is a kind of its own, whatever it is.
-    """
-    tokenizer = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        return None
-    special = set(tokenizer.all_special_ids)
-    ids = sequences.tokens[sequences.real].unique().tolist()
-    kind_of = {i: TOKEN_KINDS.index("special" if i in special else _text_kind(tokenizer.decode([i]))) for i in ids}
-    kinds = np.full(sequences.tokens.shape, -1)
-    for row, (tokens, length) in enumerate(zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)):
-        kinds[row, :length] = [kind_of[token] for token in tokens[:length]]
-    kinds[:, 0] = TOKEN_KINDS.index("first token")
-    return kinds
-
-
-def _text_kind(text: str) -> str:
-    if not text.strip():
-        return "white space"
-    if not any(character.isalnum() for character in text):
-        return "punctuation"
-    if text.strip().isdigit():
-        return "digits"
-    return "start of word" if text[0].isspace() else "rest of word"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from math import exp, log
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench import HookedTransformer, TransformerConfig
-from workbench.analyses import SinkInterventions, load_result, sink_interventions
+from workbench.analyses import SinkInterventions, attention_sinks, load_result, massive_activations, sink_interventions
 from workbench.analyses.interventions.edits import cut_edges, replace_contribution
 from workbench.analyses.sinks.purpose import CONDITIONS, EDITS, _verdict
 
@@ -304,3 +305,51 @@ def test_it_is_saved_and_drawn(found: SinkInterventions, tmp_path: Path) -> None
         assert list(figures["heads"].data[0].y) == ["L0H0: no-op", "L0H1: implicit bias", "L0H2: carries information",
                                                     "L0H3: no sink"]  # fmt: skip
         assert [trace.name for trace in figures["moved"].data] == list(CONDITIONS)
+
+
+def test_heads_are_sorted_by_what_their_sink_is_for(found: SinkInterventions, sink_heads: HookedTransformer) -> None:
+    assert found.heads_by_verdict() == {
+        "no-op": ["L0H0"], "implicit bias": ["L0H1"], "carries information": ["L0H2"],
+        "no sink": ["L0H3"],
+    }  # fmt: skip
+    assert "Heads by what the sink is for: no-op L0H0; implicit bias L0H1; carries information L0H2" in found.summary()
+    every = sink_interventions(sink_heads, texts(20), n_heads=None)  # all that have a sink
+    assert every.coordinates["scope"] == ["all layers", "L0H0", "L0H1", "L0H2"]
+
+
+def test_a_perfect_sink_head_has_the_numbers_derived_by_hand(sink_heads: HookedTransformer) -> None:
+    sinks = attention_sinks(sink_heads, texts(24), n_tokens=N)
+    assert sinks.sink_position == 0
+    # Three heads of four give everything to position 0; the even one's mean of 1 / (i + 1) is below ε.
+    np.testing.assert_allclose(sinks["sink_rate"][0], 0.75)
+    np.testing.assert_array_equal(sinks["head_sink_rate"][0], [1, 1, 1, 0])
+    np.testing.assert_allclose(sinks["sink_weight"][0, :3], 1.0, atol=1e-6)
+    np.testing.assert_allclose(sinks["sink_weight"][0, 3], np.mean([1 / (i + 1) for i in range(N)]), atol=1e-9)
+    np.testing.assert_array_equal(sinks["sink_rate_low"][0], sinks["sink_rate"][0])  # no sequence differs
+    np.testing.assert_array_equal(sinks["sink_rate"][1 : N - 16], 0.0)
+    # Of all keys only the first has a value: 1 in the second head, and in the third, where it is a token's own. So the
+    # median key's norm is 0 and there is no ratio; in the first and last head nothing has a value.
+    np.testing.assert_allclose(sinks["value_norm_at_sink"][0], [0, 1, 1, 0], atol=1e-9)
+    np.testing.assert_allclose(
+        sinks["output_norm_at_sink"][0], [0, CONSTANT * 20**0.5, TELLING * 10**0.5, 0], atol=1e-6
+    )
+    np.testing.assert_array_equal(sinks["value_norm_median"][0], 0.0)
+    assert np.isnan(sinks["value_norm_ratio"]).all()
+    massive = massive_activations(sink_heads, texts(24))
+    np.testing.assert_allclose(massive["output_share"][0, 1:3], 1.0)
+    np.testing.assert_allclose(massive["entropy"][0, :3], 0.0, atol=1e-5)
+    even = [np.log(i + 1) for i in range(16, N)], [np.log(i) for i in range(16, N)]
+    np.testing.assert_allclose(massive["entropy"][0, 3], np.mean(even[0]), atol=1e-9)
+    np.testing.assert_allclose(massive["entropy_without_sink"][0, 3], np.mean(even[1]), atol=1e-9)
+
+
+def test_a_value_that_is_a_tenth_of_the_others(sink_heads: HookedTransformer) -> None:
+    model = copy.deepcopy(sink_heads)
+    with torch.no_grad():  # every token but the first two has a value of 10, the first two of 1, position 0 none added
+        model.blocks[0].attn.W_V[0, 2:VOCABULARY, 0] = 10.0
+        model.blocks[0].attn.W_V[0, :2, 0] = 1.0
+        model.blocks[0].attn.W_O[0, 0, 2 * VOCABULARY] = 7.0
+    found = attention_sinks(model, texts(4), n_tokens=N)
+    np.testing.assert_allclose(found["value_norm_ratio"][0, 0], 0.1)
+    np.testing.assert_allclose(found["output_norm_ratio"][0, 0], 0.1)
+    np.testing.assert_allclose(massive_activations(model, texts(4))["value_norm_ratio"][0, 0], 0.1)

@@ -10,7 +10,8 @@ import torch
 
 from workbench import HookedTransformer
 from workbench.analyses import attention_sinks
-from workbench.analyses.sinks.rates import MIN_OTHER_QUERIES, TOKEN_KINDS
+from workbench.analyses.sinks.kinds import TOKEN_KINDS
+from workbench.analyses.sinks.rates import MIN_OTHER_QUERIES
 
 
 def test_a_perfect_sink_is_found_where_it_is(hand_built_model: Callable[..., HookedTransformer]) -> None:
@@ -171,3 +172,33 @@ def test_a_weight_that_equals_epsilon_on_paper_is_not_above_it(epsilon: float, n
 
 def test_coverage_is_the_share_of_keys_that_count(random_model: HookedTransformer) -> None:
     assert attention_sinks(random_model, torch.arange(20)).coverage["sink_rate"] == 4 / 20  # as float64 has it
+
+
+def test_intervals_are_those_of_resampled_sequences(random_model: HookedTransformer) -> None:
+    tokens = torch.randint(0, 50, (24, 30), generator=torch.Generator().manual_seed(5))
+    found = attention_sinks(random_model, tokens, epsilon=0.08, sink_position=2)
+    alone = [attention_sinks(random_model, row, epsilon=0.08, sink_position=2) for row in tokens]
+    rates = np.stack([one["sink_rate"] for one in alone])[:, :14]
+    drawn = np.random.default_rng(1).integers(0, 24, (4000, 24))
+    low, high = np.percentile(rates[drawn].mean(axis=1), (2.5, 97.5), axis=0)
+    np.testing.assert_allclose(found["sink_rate_low"][:14], low, atol=0.02)
+    np.testing.assert_allclose(found["sink_rate_high"][:14], high, atol=0.02)
+    weights = np.stack([one["sink_weight"] for one in alone])  # [sequence, layer, head]
+    low, high = np.percentile(weights[drawn].mean(axis=1), (2.5, 97.5), axis=0)
+    np.testing.assert_allclose(found["sink_weight_low"], low, atol=0.003)
+    np.testing.assert_allclose(found["sink_weight_high"], high, atol=0.003)
+    assert np.isnan(found["sink_rate_low"][14:]).all() and "sink_rate_low" not in alone[0]
+    assert f"[{found['sink_rate_low'][2]:.1%}, {found['sink_rate_high'][2]:.1%}] at position 2" in found.summary()
+
+
+def test_every_figure_is_drawn(random_model: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = torch.randint(0, len(TEXTS), (2, 30), generator=torch.Generator().manual_seed(6))
+    without = attention_sinks(random_model, tokens)
+    assert without.figure_kinds == ("map", "positions", "keys", "norms")
+    monkeypatch.setattr(random_model, "tokenizer", Tokenizer())
+    found = attention_sinks(random_model, tokens)
+    for kind in found.figure_kinds:
+        for theme in ("light", "dark"):
+            found.figure(kind, captioned=True, theme=theme)
+    assert list(found.figure("kinds").data[0].y)[0] == "first token (n = 2)"
+    assert found.figure("keys").data[0].y[-1] == "L2H3"
