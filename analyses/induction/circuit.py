@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from workbench.analyses.attention.scores import earlier_occurrences, measure_heads, reaches
+from workbench.analyses.attention.scores import SCORES, earlier_occurrences, measure_heads, reaches
 from workbench.analyses.induction.ablation import control_heads, highest, loss_effects, mean_and_error, mean_z
 from workbench.analyses.interventions.edits import replace_head
 from workbench.analyses.interventions.paths import CleanRun, Receiver, check_paths
@@ -316,12 +316,15 @@ def _quantities(
     found = {
         "receiver_head": Quantity(np.array(receivers), ("receiver", "layer and head"), "", "layer and head"),
         "feeder_head": Quantity(np.array(feeders), ("feeder", "layer and head"), "", "layer and head"),
-        "prefix_matching": Quantity(
-            np.array([prefix[head] for head in receivers]), ("receiver",), "share of 1", "as of induction_heads"
-        ),
-        "previous_token": Quantity(
-            np.array([previous[head] for head in feeders]), ("feeder",), "share of 1", "as of induction_heads"
-        ),
+        **{
+            name: Quantity(
+                np.array([values[head] for head in heads]), (axis,), SCORES[name].unit, SCORES[name].definition
+            )
+            for name, axis, heads, values in (
+                ("prefix_matching", "receiver", receivers, prefix),
+                ("previous_token", "feeder", feeders, previous),
+            )
+        },
         "is_control": Quantity(is_control, ("feeder",), "", "whether it is a random head without the pattern"),
     }
     for name, (axes, unit, definition) in about.items():

@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from workbench.analyses.attention.scores import measure_heads, reaches
+from workbench.analyses.attention.scores import SCORES, measure_heads, reaches
 from workbench.analyses.attribution import agreement
 from workbench.analyses.induction.ablation import highest
 from workbench.analyses.interventions.edits import mean_outputs, replace_head, together
@@ -126,7 +126,8 @@ class FunctionVectorHeads(Result):
             x_label="loss of the answer (nats)", y_label="ablated heads", theme=theme,
         )  # fmt: skip
         note = f"{self.define('set_loss')} Bars: ± 1 standard error over prompts."
-        title = f"Loss of the answer without {self.settings['n_ablated']} heads of each kind"
+        k = self.settings["n_ablated"]
+        title = f"Loss of the answer without {k} head{'s' * (k > 1)} of each kind"
         return Drawing(figure, title, note + self._no_claim())
 
     def _no_claim(self) -> str:
@@ -328,7 +329,8 @@ def _head_quantities(effects: np.ndarray, prefix: np.ndarray, verdicts: np.ndarr
         found[f"indirect_effect_{side}"] = Quantity(
             values, axes, "probability", f"{side} end of the 95 % bootstrap interval of indirect_effect over prompts"
         )
-    found["prefix_matching"] = Quantity(prefix, axes, "share of 1", "on repeated random tokens, as of induction_heads")
+    about = SCORES["prefix_matching"]
+    found["prefix_matching"] = Quantity(prefix, axes, about.unit, f"{about.definition}; on repeated random tokens")
     return found | {"verdict": Quantity(verdicts, axes, "", "see FunctionVectorHeads")}
 
 

@@ -53,6 +53,9 @@ CLEAN, CORRUPTED = drawn(6, 8, 1).split(3)
 PROMPTS = PromptSet(
     CLEAN, torch.ones_like(CLEAN, dtype=torch.bool), torch.arange(3), torch.arange(3, 6), CORRUPTED, "random", "random"
 )
+MORE = PromptSet(
+    drawn(6, 8, 4), torch.ones(6, 8, dtype=torch.bool), torch.arange(6), None, drawn(6, 8, 5), "more", "random"
+)
 SHORT = {"length": 12, "n_sequences": 2}
 
 # Everything that runs on a bridge, with options that leave nothing out; twice where two ways lead through the model.
@@ -63,6 +66,7 @@ RUNS: dict[str, list[tuple[tuple, dict[str, Any]]]] = {
     "attribution_patching": [((PROMPTS,), {"grad_drop": True}), ((PROMPTS,), {"components": "residual"})],
     "direct_logit_attribution": [((PROMPTS,), {})],
     "first_token_sinks": [((TOKENS,), {"epsilon": 0.06})],
+    "function_vector_heads": [((MORE,), {"length": 12, "n_random": 1, "n_permutations": 9})],
     "head_pattern": [((TOKENS[0], 1, 2), {}), ((TOKENS[0], 1, 2), {"max_cells": 7, "pooling": "mean"}),
                      (("w1 w2 w3 w1", 0, 1), {})],
     "head_pruning": [((PROMPTS,), {"n_random": 2}), ((TOKENS,), {"n_random": 2, "ablation": "zero"})],
@@ -119,6 +123,8 @@ def test_a_bridge_gives_what_our_model_gives(models: Models, name: str) -> None:
 
 def is_of_ranks(name: str, quantity: str) -> bool:
     """Whether a number goes by the order of near ties, in which rounding may decide."""
+    if name == "function_vector_heads":
+        return quantity.startswith(("tau", "top", "set"))
     plain = ("weight", "effect", "zero")
     return name in ("attribution_agreement", "source_attribution") and not quantity.endswith(plain)
 
