@@ -223,7 +223,7 @@ def test_indices_in_a_note_are_set_and_quoted_text_stays_as_it_is() -> None:
 
 
 def test_html_files_need_nothing_from_outside(tmp_path: Path) -> None:
-    path = figures.write_html(pattern(), tmp_path / "pattern.html")
+    path = figures.write_figure(pattern(), tmp_path / "pattern.html")
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
     assert '"showSendToCloud": false' in text and '"displaylogo": false' in text
@@ -233,14 +233,14 @@ def test_html_files_need_nothing_from_outside(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        figures.write_html(pattern(), tmp_path / "missing" / "pattern.html")
+        figures.write_figure(pattern(), tmp_path / "missing" / "pattern.html")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_browser_shows_the_file_without_running_tokens(page: Page, tmp_path: Path) -> None:
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    html = figures.write_html(pattern(theme="dark"), tmp_path / "pattern.html").read_text(encoding="utf-8")
+    html = figures.write_figure(pattern(theme="dark"), tmp_path / "pattern.html").read_text(encoding="utf-8")
     page.set_content(html)
     page.wait_for_selector(".heatmaplayer image")
     ticks = [text.replace("\xa0", " ") for text in page.locator("text").all_text_contents()]
@@ -273,7 +273,7 @@ def test_captions_fit_and_cover_nothing(width: int, page: Page, tmp_path: Path) 
         figures.captioned(
             figure, "Weight of many moments " * 4, f"“{'MUCH ADO ' * 7}” of {prose}", HOSTILE[0] + "注" * 90
         )
-        html = figures.write_html(figure, tmp_path / f"{name}.html").read_text(encoding="utf-8")
+        html = figures.write_figure(figure, tmp_path / f"{name}.html").read_text(encoding="utf-8")
         page.set_content(html)
         page.wait_for_selector(".gtitle-subtitle")
         boxes = page.evaluate(BOXES)
@@ -309,7 +309,7 @@ def test_a_stripe_one_cell_wide_is_drawn_in_every_row_and_column(page: Page, tmp
         np.eye(n), query_labels=labels, key_labels=labels, query_marginal=np.ones(n), key_marginal=np.ones(n),
         query_marginal_label="a", key_marginal_label="b", label="weight",
     )  # fmt: skip
-    page.set_content(figures.write_html(figure, tmp_path / "stripe.html").read_text(encoding="utf-8"))
+    page.set_content(figures.write_figure(figure, tmp_path / "stripe.html").read_text(encoding="utf-8"))
     page.wait_for_selector(".heatmaplayer image")
     rows, columns, width, height = page.evaluate(PIXELS)
     assert rows == columns == 1.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import html
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -80,7 +82,7 @@ def test_an_analysis_prints_its_result_and_writes_it(
             f"{command}.json",
             f"{command}.npz",
             *(f"{command}{name}.csv" for name in ("", *tables)),
-            *(f"{command}_{kind}.html" for kind in figures),
+            *(f"{command}_{kind}.html" for kind in (*figures, "report")),
         )
     }
     result = load_result(out / command)
@@ -91,6 +93,23 @@ def test_an_analysis_prints_its_result_and_writes_it(
     page = (out / f"{command}_{figures[0]}.html").read_text(encoding="utf-8")
     assert "of every head" in page or ", every head" in page
     assert len(page) > 1_000_000 and not re.search(r"<(script|link)[^>]+(src|href)=", page)
+
+
+def test_the_report_says_how_to_make_it_again(folder: Path, tmp_path: Path) -> None:
+    command = ["sinks", str(folder), "--prompt", f"{PROMPT} '<b>'", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    page = (tmp_path / "sinks_report.html").read_text(encoding="utf-8")
+    assert html.escape(shlex.join(["workbench", *command])) in page
+    result = load_result(tmp_path / "sinks")
+    assert all(html.escape(line) in page for line in result.summary().splitlines())
+    assert all(html.escape(quantity.definition) in page for quantity in result.quantities.values())
+
+
+@pytest.mark.usefixtures("browser")
+def test_pictures_come_with_the_pages(folder: Path, tmp_path: Path) -> None:
+    assert cli.main(["heads", str(folder), "--prompt", PROMPT, "--out", str(tmp_path), "--format", "SVG,png"]) == 0
+    pictures = {name for name in files(tmp_path) if name.endswith((".svg", ".png", ".pdf"))}
+    assert pictures == {f"heads_{kind}.{name}" for kind in ("map", "scatter", "received") for name in ("svg", "png")}
 
 
 def test_the_table_is_sorted_by_the_score_that_is_asked_for(
@@ -246,6 +265,15 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     return run
 
 
+def test_pictures_without_a_browser_are_refused_before_anything_is_computed(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.loading.pretrained.load_pretrained", lambda *_, **__: pytest.fail("it has begun"))
+    monkeypatch.setenv("CHROMIUM", "/nowhere/chromium")
+    assert "CHROMIUM is /nowhere/chromium" in refused("heads", "demo", "--prompt", "a", "--format", "pdf")
+    assert "--format needs --out" in refused("heads", "demo", "--prompt", "a", "--format", "pdf", out=False)
+
+
 def test_an_unknown_model_is_met_with_near_names(refused: Refused) -> None:
     assert "did you mean demo?" in refused("heads", "dem0", "--prompt", "a")
     assert "did you mean smollm2-135m?" in refused("induction", "smollm2-135")
@@ -390,7 +418,7 @@ def test_what_fails_on_the_way_leaves_nothing_behind(
     def fail(*arguments: object, **options: object) -> None:
         raise raised
 
-    monkeypatch.setattr("workbench.analyses.figures.write_html", fail)  # after the result and the table are written
+    monkeypatch.setattr("workbench.analyses.figures.write_figure", fail)  # after the result and the table are written
     assert cli.main(["heads", str(folder), "--prompt", PROMPT, "--out", str(tmp_path / "out")]) == code
     printed = capsys.readouterr()
     assert said in printed.err and printed.err.count("\n") == 1 and printed.out == ""
@@ -426,6 +454,7 @@ def test_a_bug_is_no_user_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         ["heads", "demo", "--random", "--ablate", "3"],
         ["heads", "demo", "--prompt", "a", "--out", ""],
         ["heads", "demo", "--text", ""],
+        ["heads", "demo", "--prompt", "a", "--format", "svg,gif"],
         ["lens", "demo"],
         ["lens", "demo", "--random"],
         ["attribute", "demo"],

@@ -67,7 +67,7 @@ def test_the_result_is_printed_and_written(
     assert printed.out.startswith(f"{result.summary()}\n") and printed.err == f"Written to {tmp_path}\n"
     assert {file.name for file in tmp_path.iterdir()} == {
         f"{name}.json", f"{name}.npz", f"{name}.csv", *(f"{name}_{table}.csv" for table in tables),
-        *(f"{name}_{figure}.html" for figure in figures),
+        *(f"{name}_{figure}.html" for figure in (*figures, "report")),
     }  # fmt: skip
     for table, frame in result.tables().items():
         written = pd.read_csv(tmp_path / f"{name}{'_' * bool(table)}{table}.csv", keep_default_na=False)
