@@ -10,7 +10,8 @@ import torch
 
 from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import load_result
-from workbench.analyses.attribution.head_evidence import replacement_outputs
+from workbench.analyses.attribution.head_evidence import Ablated, replacement_outputs
+from workbench.analyses.attribution.head_verdicts import head_verdicts
 from workbench.analyses.attribution.heads import AttributionAgreement, attribution_agreement
 from workbench.analyses.running import Sequences
 from workbench.analyses.tasks import PromptSet
@@ -218,6 +219,38 @@ def test_random_weights_are_called_nothing() -> None:
     of_attention = [found.measures.index(name) for name in ("max_weight", "off_sink_mass", "entropy")]
     assert (np.abs(found["tau"][of_attention]) < 0.2).all()
     assert (found["tau_p_adjusted"][of_attention] > 0.05).all()
+
+
+def simulated(effects: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Verdicts of heads with such effects [prompt, layer, head], all attended alike, on a task that the model does."""
+    rng = np.random.default_rng(seed)
+    ablated = Ablated(5 + rng.standard_normal(len(effects)), {"zero": effects})
+    untested, verdicts = head_verdicts(np.ones(effects.shape), ablated, is_share=True, chance=0.0, seed=0)
+    assert not untested
+    return verdicts
+
+
+def test_what_one_half_of_the_prompts_selects_must_hold_on_the_other() -> None:
+    first, second = np.array_split(np.random.default_rng(0).permutation(40), 2)
+    effects = 0.05 * np.random.default_rng(1).standard_normal((40, 1, 5))
+    effects[:, 0, 0] -= 1  # a fifth of the baseline, in both
+    effects[first, 0, 1] -= 1  # in the half that selects
+    effects[second, 0, 2] -= 1  # in the half that tests
+    effects[first, 0, 3] -= 1  # in both, with another sign
+    effects[second, 0, 3] += 1
+    expected = ["attended, decisive", "in between", "in between", "in between", "attended, inert"]
+    assert simulated(effects)[0].tolist() == expected
+
+
+def test_the_largest_of_many_noisy_effects_are_not_called_decisive() -> None:
+    """Of 270 heads whose mean effect is 0 a quarter passes the threshold on one half, by chance."""
+    alarms, selected = [], []
+    for seed in range(30):
+        effects = np.random.default_rng(seed).standard_normal((40, 30, 9))
+        alarms.append((simulated(effects, seed) == "attended, decisive").any())
+        half = np.array_split(np.random.default_rng(0).permutation(40), 2)[0]
+        selected.append((np.abs(effects[half].mean(axis=0)) >= 0.05 * 5).mean())
+    assert np.mean(selected) > 0.2 and np.mean(alarms) <= 0.1
 
 
 def test_given_sources(random_model: HookedTransformer) -> None:
