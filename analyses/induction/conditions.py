@@ -179,8 +179,8 @@ def prefix_matching_conditions(
         quantities |= _period_quantities(scores, lengths, seeds)
     reads = _reads(quantities, list(spacings), pattern_threshold)
     what = (
-        f"content (at or above {pattern_threshold} in every condition), position (so for a fixed period, and at most half "
-        "of it for random gaps), some conditions, or no pattern"
+        f"content (at or above {pattern_threshold} in every condition), position (so for a fixed period, and at most "
+        "half of it for random gaps), some conditions, or no pattern"
     )
     quantities["reads"] = Quantity(reads, ("layer", "head"), "", what)
     first = next(iter(prompts.values()))
