@@ -87,17 +87,14 @@ def _largest(maxima: Tensor, edges: Tensor, count: int, scores_at: Callable[[Ten
     chosen = _first_largest(maxima, count)
     if count > 1:
         chosen = chosen.sort(dim=1).values
+    width = int((edges[1] - edges[0]).max())
     start, end = edges[:, chosen]  # [key/value head, chosen, group · row] each
-    columns = start[:, :, None] + torch.arange(_widest(edges), device=edges.device)[:, None]
+    columns = start[:, :, None] + torch.arange(width, device=edges.device)[:, None]
     exists = columns < end[:, :, None]
     columns = columns.flatten(1, 2)  # [key/value head, key, group · row]
     scores = torch.where(exists.flatten(1, 2), scores_at(columns), HIDDEN)
     order = _first_largest(scores, count)
     return scores.gather(1, order), columns.gather(1, order)
-
-
-def _widest(edges: Tensor) -> int:
-    return int((edges[1] - edges[0]).max())
 
 
 def _scores_at(

@@ -8,6 +8,7 @@ padding then removes single columns. Every backend reads the mask through these,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from numbers import Integral
 
@@ -175,7 +176,12 @@ class VisibleKeys:
     def n_queries(self) -> int:
         return self.first.shape[1]
 
-    def visible(self, batch: Index, row: Tensor, column: Tensor) -> Tensor:
+    @cached_property
+    def _bounds(self) -> Tensor:
+        """All four together, [4, batch, query]."""
+        return torch.stack((self.first, self.end, self.global_first, self.global_end))
+
+    def visible(self, batch: Index, row: Tensor | slice, column: Tensor) -> Tensor:
         """Whether the key of a column is visible to the query of a row; index tensors broadcast against each other."""
         inside = (column >= self.first[batch, row]) & (column < self.end[batch, row])
         if self.has_global:
@@ -227,8 +233,7 @@ class VisibleKeys:
         those end in a shorter block. Outside of its masked parts a span holds visible pairs only; what cannot be told
         from the bounds of the rows alone counts as masked. Spans without any visible pair are left out.
         """
-        bounds = (self.first, self.end, self.global_first, self.global_end)
-        extremes = torch.stack([bound[batch, rows] for bound in bounds]).aminmax(dim=1)
+        extremes = self._bounds[:, batch, rows].aminmax(dim=1)
         lowest, highest = extremes.min.tolist(), extremes.max.tolist()
         intervals = [  # (earliest first, latest first, shortest end, longest end)
             (lowest[i], highest[i], lowest[i + 1], highest[i + 1]) for i in (0, 2)

@@ -253,7 +253,8 @@ class _TilePass:
         pooled_rows, _ = self._request.pooled or (1, 1)
         height = min(pooled_rows, len(block))
         blocks = blocks.unflatten(2, (-1, len(block)))
-        blocks = pad(blocks, (0, -len(block) % height, 0, 0, 0, -blocks.shape[1] % length))
+        if any(missing := (-len(block) % height, -blocks.shape[1] % length)):
+            blocks = pad(blocks, (0, missing[0], 0, 0, 0, missing[1]))
         if length > 1:
             blocks = reduce(blocks.unflatten(1, (-1, length)), 2)
         blocks = reduce(blocks.unflatten(3, (-1, height)), 4).movedim(1, 3)  # [.., group, row block, column block]
@@ -268,9 +269,8 @@ class _TilePass:
             name: place.flatten(1, 2) for name, place in self._places.items() if name != "received"
         }
         if self._pairs is not None:
-            found["match_mass"] = dict(
-                zip(self._request.labels(), found["match_mass"].movedim(3, 0).contiguous(), strict=True)
-            )
+            masses = found["match_mass"].movedim(3, 0).contiguous()
+            found["match_mass"] = dict(zip(self._request.labels(), masses, strict=True))
         if self._n_top:
             weights, keys = found.pop("largest_weights"), found.pop("largest_keys")
             if self._request.max_weight:

@@ -101,10 +101,11 @@ class Tiling:
         all heads.
         """
         parts: list[HiddenPart] = []
+        bounds = self.keys.new_tensor((torch.inf, value))
         for start, stop in span.masked:
-            visible = self.rule.mask.visible(block.batch, *self._indices(block, start, stop))
-            bound = torch.where(visible, torch.inf, value).to(self.keys.dtype)
-            parts.append((slice(start - span.start, stop - span.start), bound))
+            column = torch.arange(start, stop, device=self.keys.device)[:, None, None]
+            visible = self.rule.mask.visible(block.batch, block.rows, column)
+            parts.append((slice(start - span.start, stop - span.start), torch.where(visible, *bounds)))
         return parts
 
     def block_queries(self, block: RowBlock, kv_heads: slice) -> Tensor:

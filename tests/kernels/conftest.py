@@ -88,7 +88,7 @@ def make_inputs(case: Case, seed: int = 0) -> tuple[dict[str, Any], StatisticsRe
         sink_keys=2 if case["sinks"] == "count" else torch.randint(-1, n_keys, (batch, 4), generator=draw),
         offsets=(0, 1, 3, -1),
         match={name: MatchLabels(query=labels(n_queries), key=labels(n_keys)) for name in ("one", "other")},
-        classes=labels(n_keys),
+        classes=labels(n_keys).clamp(max=15),
         received=True,
         query_weights=None if weights is None else torch.rand(weights, generator=draw, dtype=torch.float64),
         pooled=case["pooled"],
@@ -256,6 +256,14 @@ LARGE = {
     "sizes": [(70, 70), (33, 90), (90, 33), (1, 100)],
     "pooled": [(1, 1), (16, 16), (5, 70), (70, 7), (13, 100)],
 }
+WINDOWED = {  # several blocks of rows, most of which see a window's keys in one tile
+    "heads": [(1, 6, 2), (2, 9, 3)],
+    "sizes": [(203, 203), (130, 220), (220, 130)],
+    "window": [24, 150],
+    "query_offset": [None, 11],
+    "n_labels": [3, 60],
+    "pooled": [(8, 8), (7, 33)],
+}
 
 INTERPRETED = {  # a tile takes the interpreter about 10 ms
     "heads": [(1, 1, 1), (1, 4, 2), (2, 2, 1)],
@@ -267,9 +275,10 @@ INTERPRETED = {  # a tile takes the interpreter about 10 ms
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The fixtures ``…_case`` run through cases that cover every pair of values of two options."""
-    for name, sizes in (("small_case", SMALL), ("large_case", LARGE), ("interpreted_case", INTERPRETED)):
-        if name in metafunc.fixturenames:
-            cases = covering_cases(OPTIONS | sizes)
+    kinds = {"small": SMALL, "large": LARGE, "windowed": WINDOWED, "interpreted": INTERPRETED}
+    for kind, options in kinds.items():
+        if (name := f"{kind}_case") in metafunc.fixturenames:
+            cases = covering_cases(OPTIONS | options)
             metafunc.parametrize(name, cases, ids=range(len(cases)))
 
 

@@ -29,7 +29,15 @@ def at_precision(arguments, dtype):
 
 @pytest.mark.usefixtures("tile_size")
 def test_streaming_equals_the_reference(large_case, oracle):
-    arguments, request = oracle.make_inputs(large_case)
+    assert_equals_the_reference(large_case, oracle)
+
+
+def test_blocks_of_rows_under_a_window(windowed_case, oracle):
+    assert_equals_the_reference(windowed_case, oracle)
+
+
+def assert_equals_the_reference(case, oracle):
+    arguments, request = oracle.make_inputs(case)
     expected = attention(**arguments, statistics=request, backend="reference")
     found = attention(**arguments, statistics=request, backend="streaming")
     torch.testing.assert_close(found.z, expected.z)
