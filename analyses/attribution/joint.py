@@ -179,28 +179,20 @@ def joint_ablation(
     orders = np.stack([*map(order_of, scores.values()), *(rng.permutation(n_heads) for _ in range(n_random))])
     counts = np.unique(np.geomspace(1, n_heads, N_COUNTS).round().astype(int))
     chosen = data_metric(unseen, metric)
-    interventions = [without_heads(model, np.array([head]), outputs) for head in range(n_heads)]
-    interventions += [without_heads(model, order[:n], outputs) for order in orders for n in counts]
+    heads = [np.array([head]) for head in range(n_heads)]
+    sets = [order[:n] for order in orders for n in counts]
     values = measure(
-        model, sequences_of(unseen), [Intervention(), *interventions], chosen,
-        progress=lambda x, what: progress(0.3 + 0.7 * x, what),
+        model, sequences_of(unseen), [Intervention(), *(without_heads(model, some, outputs) for some in heads + sets)],
+        chosen, progress=lambda x, what: progress(0.3 + 0.7 * x, what),
     ).numpy()  # fmt: skip
-    effects = values[1:] - values[0]
-    single, joint = effects[:n_heads], effects[n_heads:].reshape(len(orders), len(counts), -1)
+    single, joint = np.split(values[1:] - values[0], [n_heads])
+    joint = joint.reshape(len(orders), len(counts), -1)
     alone = single[orders].cumsum(axis=1)[:, counts - 1]  # [order, ablated, prompt]
+    quantities = _quantities(joint, alone, n_random, chosen.unit, seed)
+    quantities |= _of_heads(single.reshape(model.cfg.n_layers, model.cfg.n_heads, -1), scores, chosen.unit)
+    quantities["all_heads"] = Quantity(values[0], ("prompt",), chosen.unit, f"{chosen.name} of the model as it is")
     return JointAblation(
-        quantities=_quantities(joint, alone, n_random, chosen.unit, seed)
-        | {
-            "single": Quantity(
-                single.mean(axis=1).reshape(model.cfg.n_layers, -1), ("layer", "head"), chosen.unit,
-                "effect of ablating the head alone, mean over the prompts of the second half",
-            ),
-            "all_heads": Quantity(values[0], ("prompt",), chosen.unit, f"{chosen.name} of the model as it is"),
-            "score": Quantity(
-                np.stack(list(scores.values())), ("ranking_with_scores", "layer", "head"), "",
-                ranked_by(scores),
-            ),
-        },
+        quantities=quantities,
         provenance=provenance(model, sequences_of(data)),
         settings={
             "prompts": data.name if isinstance(data, PromptSet) else "tokens", "metric": chosen.name,
@@ -238,3 +230,13 @@ def _quantities(joint: np.ndarray, alone: np.ndarray, n_random: int, unit: str, 
         which = "smallest" if name == "random_low" else "largest"
         found[name] = Quantity(values, ("ablated",), unit, f"{which} joint effect of {n_random} random orders")
     return found
+
+
+def _of_heads(single: np.ndarray, scores: Mapping[str, np.ndarray], unit: str) -> dict[str, Quantity]:
+    """Of effects [layer, head, prompt] of each head alone, and of what ranks heads."""
+    effect = "effect of ablating the head alone, mean over the prompts of the second half"
+    values = np.stack(list(scores.values()))
+    return {
+        "single": Quantity(single.mean(axis=2), ("layer", "head"), unit, effect),
+        "score": Quantity(values, ("ranking_with_scores", "layer", "head"), "", ranked_by(scores)),
+    }
