@@ -149,7 +149,7 @@ def label_places(
     known = np.isfinite(drawn).all(axis=0)
     spread = np.ptp(drawn[:, known], axis=1) if known.any() else np.ones(2)
     spread = np.where(spread > 0, spread, 1)
-    last = drawn[0, known].max(initial=-np.inf) / spread[0] - 1 + right
+    last = drawn[0, known].max(initial=np.finfo(float).min) / spread[0] - 1 + right
     others = drawn[:, known].T / spread
     places: dict[int, str] = {}
     middles: list[np.ndarray] = []

@@ -77,11 +77,11 @@ def test_a_browser_draws_it_in_both_themes_and_runs_no_text(
     page.on("console", lambda message: errors.append(message.text))
     page.emulate_media(color_scheme="light")
     page.set_content(written(hostile_results, tmp_path, command=HOSTILE))
-    page.wait_for_function("document.querySelectorAll('.plot .main-svg').length >= 2")
+    page.locator(".plot .main-svg").nth(2).wait_for(state="attached")
     light = page.evaluate(COLOURS)
     assert page.title().endswith(HOSTILE) and HOSTILE in page.locator("pre").text_content()
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    page.wait_for_selector("html[data-theme=dark]")
     dark = page.evaluate(COLOURS)
     assert len(light) == len(dark) == 2 and all(one != other for one, other in zip(light, dark, strict=True))
     page.get_by_role("button", name="Switch between light and dark").click()
@@ -112,7 +112,7 @@ def test_several_results_share_a_page(hostile_results: list[Result], page: Page,
     text = written([heads(), heads(5)], tmp_path, title="Two & more")
     assert text.count("plotly.js v") == 1 and "<title>Two &amp; more</title>" in text
     page.set_content(text)
-    page.wait_for_function("document.querySelectorAll('.plot .main-svg').length >= 4")
+    page.locator(".plot").nth(3).locator(".main-svg").first.wait_for(state="attached")
     assert page.locator("section").count() == page.locator("nav a").count() == 2
 
 

@@ -57,11 +57,11 @@ def files(path: Path) -> set[str]:
         ("heads", ["--prompt", PROMPT], ("map", "scatter", "received"), ()),
         ("heads", ["--random", "--length", "8", "--sequences", "3"], ("map", "scatter", "received"), ()),
         ("induction", ["--length", "8", "--sequences", "3"], ("map", "loss", "ablation"), ("_loss",)),
-        ("sinks", ["--prompt", PROMPT], ("map", "positions", "norms"), ("_positions", "_kinds")),
+        ("sinks", ["--prompt", PROMPT], ("map", "positions", "kinds", "keys", "norms"), ("_positions", "_kinds")),
         (
             "sinks",
             ["--random", "--length", "10", "--sequences", "3"],
-            ("map", "positions", "norms"),
+            ("map", "positions", "kinds", "keys", "norms"),
             ("_positions", "_kinds"),
         ),
     ],
