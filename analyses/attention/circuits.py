@@ -152,7 +152,7 @@ def head_circuits(
     if model.cfg.qk_norm is None:
         circuits["qk"] = weights.qk
         quantities |= _pair_quantities("qk", _largest(weights.qk(vocabulary), n_pairs, progress, "QK circuit"), texts)
-    coordinates = {}
+    coordinates: dict[str, list[str]] = {}
     if given is not None:
         chosen = torch.tensor(list(dict.fromkeys(given.tokens[0].tolist())), device=vocabulary.device)
         names = token_texts(getattr(model, "tokenizer", None), chosen.tolist())
