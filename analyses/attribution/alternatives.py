@@ -186,7 +186,8 @@ def alternative_attention(
         rows = AnswerRows(model, prompts, layer, keep_first=keep_first)
         for heads in units:
             found.append(_of_unit(rows, heads, epsilon, n_permutations, n_starts, n_steps, generator))
-            progress(len(found) / (n_layers * len(units)), f"layer {layer} of {n_layers}")
+            n = n_layers * len(units)
+            progress(len(found) / n, f"{len(found)} of {n} {scope}")
     axes = ("layer",) if scope == "layers" else ("layer", "head")
     shape = (n_layers, *([n_heads] if scope == "heads" else []), len(prompts))
     values = {name: np.stack([of_unit[name] for of_unit in found]).reshape(shape) for name in _MEANS}

@@ -105,7 +105,8 @@ def built_in_rankings(
 ) -> dict[str, np.ndarray]:
     """The built-in rankings, score [layer, head] each."""
     sequences, cfg = sequences_of(data), model.cfg
-    scores = measure_heads(model, sequences, 1, silent).scores
+    longest = int(sequences.lengths.max())  # half of the prompts may be shorter than their pads
+    scores = measure_heads(model, sequences.first(longest), 1, silent).scores
     found = {
         "max weight": scores["max_weight"].mean,
         "off the first token": 1 - scores["sink_mass"].mean,

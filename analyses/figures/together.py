@@ -80,7 +80,8 @@ def excess_curves(
     y_label: str,
     theme: str = "light",
 ) -> go.Figure:
-    """A line per ranking over the number of heads, with intervals; (values, lower ends, upper ends), each [count]."""
+    """A line per ranking over the number of heads, with intervals; (values, lower ends, upper ends), each [count].
+    Ends that are all NaN draw no intervals."""
     figure = blank_figure(theme, height=430)
     figure.add_hline(y=0, line={"color": THEMES[theme].text, "width": 1})
     for place, (name, (values, low, high)) in enumerate(series.items()):
@@ -93,9 +94,8 @@ def excess_curves(
                 mode="lines+markers",
                 line={"color": colour, "width": 2},
                 marker={"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8},
-                error_y={
-                    "array": np.nan_to_num(high - values), "arrayminus": np.nan_to_num(values - low),
-                    "thickness": 1, "width": 3,
+                error_y=None if np.isnan(low).all() else {
+                    "array": high - values, "arrayminus": values - low, "thickness": 1, "width": 3,
                 },
                 hovertemplate=f"{name}, %{{x}} heads: %{{y:+.3f}}<extra></extra>",
             )
