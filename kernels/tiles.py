@@ -16,8 +16,9 @@ from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.scores import ScoreRule, prepared
 
 _TILE_ROWS = 384  # rows of all heads of a group together, at most
-_ROWS_OF_RANGE = 8  # a block has no more rows than this part of the keys that a row sees: it reads so many more of them
+_ROWS_OF_RANGE = 4  # a block has no more rows than this part of the keys that a row sees: it reads so many more of them
 _TILE_SIZE = 1024 * _TILE_ROWS  # elements; large enough to outweigh the calls, small enough for a core's caches
+_WINDOW_TILES = 2  # so many times larger where a window leaves no more than one tile: calls on rows weigh more there
 Place = tuple[int, slice, slice, slice]
 HiddenPart = tuple[slice, Tensor]  # some keys of a tile, and a bound for their scores [key, 1, row]
 HIDDEN = -1e4  # a base-2 score whose weight is 0 in every precision, and so is its product with that weight
@@ -52,6 +53,7 @@ class Tiling:
     keys: Tensor  # [batch, key/value head, key, d_head], scaled, contiguous
     rule: ScoreRule
     block_rows: int  # rows of a block, at most
+    tile_size: int  # elements of a tile, at most
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, rule: ScoreRule) -> Tiling:
@@ -59,8 +61,10 @@ class Tiling:
         queries, keys = prepared(q, k, rule)
         queries = queries.unflatten(1, (k.shape[1], -1))
         keys_per_row = int((rule.mask.end - rule.mask.first).max()) if rule.mask.first.numel() else 0
-        n_rows = min(_TILE_ROWS // queries.shape[2], keys_per_row // _ROWS_OF_RANGE, 256)
-        return cls(queries, keys.contiguous(), rule, max(n_rows, 16))
+        n_rows = max(min(_TILE_ROWS // queries.shape[2], keys_per_row // _ROWS_OF_RANGE, 256), 16)
+        seen = keys_per_row + n_rows  # keys that a block of rows sees
+        one_tile = seen < rule.mask.n_keys and seen * n_rows * queries.shape[2] <= _TILE_SIZE
+        return cls(queries, keys.contiguous(), rule, n_rows, _TILE_SIZE * (_WINDOW_TILES if one_tile else 1))
 
     @property
     def group(self) -> int:
@@ -92,7 +96,7 @@ class Tiling:
         return [slice(first, min(first + step, n_heads)) for first in range(0, n_heads, step)]
 
     def _tile_keys(self, grid: KeyGrid) -> int:
-        return max(_TILE_SIZE // (self.block_rows * self.group * grid.size), 1) * grid.size
+        return max(self.tile_size // (self.block_rows * self.group * grid.size), 1) * grid.size
 
     def hidden(self, block: RowBlock, span: ColumnSpan, value: float) -> list[HiddenPart]:
         """Upper bounds for the scores of a tile, for the parts of it in which the mask may hide pairs.
