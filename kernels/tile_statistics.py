@@ -212,8 +212,10 @@ class _TilePass:
         return sums
 
     def _empty_sums(self, n_heads: int, width: int, n_key_blocks: int) -> dict[str, Tensor]:
-        names = [name for name in ("entropy", "mean_distance") if name in self._places]
-        sums = {name: self._lse.new_zeros(n_heads, width) for name in names}
+        sums: dict[str, Tensor] = {}
+        for name in ("entropy", "mean_distance"):
+            if name in self._places:
+                sums[name] = self._lse.new_zeros(n_heads, width)
         for name in ("match_mass", "class_mass"):
             if name in self._places:
                 sums[name] = self._lse.new_zeros(n_heads, self._places[name].shape[4], width)
@@ -232,7 +234,7 @@ class _TilePass:
             behind = sums["sums"][:, : rows.n_behind].sum(1).view(shape)
             further = torch.arange(len(rows.block), device=behind.device)  # rows after the first
             self._places["mean_distance"][place] = sums["mean_distance"].view(shape) + behind * further
-        several = {name: sums[name] for name in ("match_mass", "class_mass") if name in sums}
+        several: dict[str, Tensor] = {name: sums[name] for name in ("match_mass", "class_mass") if name in sums}
         if "largest_keys" in sums:
             found = largest_weights((sums["largest_scores"], sums["largest_keys"]), self._n_top)
             several["largest_weights"], several["largest_keys"] = found

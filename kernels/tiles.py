@@ -105,11 +105,11 @@ class Tiling:
         all heads.
         """
         parts: list[HiddenPart] = []
-        bounds = self.keys.new_tensor((torch.inf, value))
+        unbounded, hidden = self.keys.new_tensor((torch.inf, value))
         for start, stop in span.masked:
             column = torch.arange(start, stop, device=self.keys.device)[:, None, None]
             visible = self.rule.mask.visible(block.batch, block.rows, column)
-            parts.append((slice(start - span.start, stop - span.start), torch.where(visible, *bounds)))
+            parts.append((slice(start - span.start, stop - span.start), torch.where(visible, unbounded, hidden)))
         return parts
 
     def block_queries(self, block: RowBlock, kv_heads: slice) -> Tensor:
