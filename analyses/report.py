@@ -132,7 +132,9 @@ def _table(result: Result, name: str, frame: pd.DataFrame) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
-        return f"<td>{_text(value)}</td>"
+        inner = value.strip(" ")  # of a token, its spaces are shown
+        first = len(value) - len(value.lstrip(" "))
+        return f"<td>{_text('␣' * first + inner + '␣' * (len(value) - first - len(inner)))}</td>"
     if isinstance(value, float):
         return f"<td class='number'>{'–' if value != value else f'{value:.4g}'}</td>"
     return f"<td class='number'>{_text(str(value))}</td>"

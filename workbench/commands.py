@@ -16,6 +16,7 @@ from workbench.tables import Table, head_name, heads_table, number, print_table,
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
     from workbench.analyses import PromptSet, Result
     from workbench.analyses.attribution.head_evidence import Ablation, MetricName
@@ -297,7 +298,7 @@ def _write(options: argparse.Namespace, result: Result, stem: Path, tables: Mapp
     result.save(stem)
     for name, table in tables.items():
         table.to_csv(stem.with_name(f"{stem.name}{'_' * bool(name)}{name}.csv"), index=False)
-    pictures = {}
+    pictures: dict[Path, go.Figure] = {}
     for kind in result.figure_kinds:
         write_figure(result.figure(kind, captioned=True), stem.with_name(f"{stem.name}_{kind}.html"))
         pictures |= {stem.with_name(f"{stem.name}_{kind}.{name}"): result.figure(kind) for name in options.formats}

@@ -47,11 +47,13 @@ def write_figure(figure: go.Figure, path: str | os.PathLike, *, preset: str = "t
         ValueError: another suffix, or an unknown preset.
         ExportError: a picture is asked for, and there is no browser, or it fails.
     """
-    (written,) = write_figures({path: figure}, preset=preset)
+    (written,) = write_figures({Path(path): figure}, preset=preset)
     return written
 
 
-def write_figures(figures: Mapping[str | os.PathLike, go.Figure], *, preset: str = "two-column") -> list[Path]:
+def write_figures(
+    figures: Mapping[Path, go.Figure] | Mapping[str, go.Figure], *, preset: str = "two-column"
+) -> list[Path]:
     """As ``write_figure``, for several paths. Every file is complete before any takes its name."""
     paths = [Path(path) for path in figures]
     if preset not in PRESETS:

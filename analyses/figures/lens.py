@@ -11,7 +11,6 @@ from workbench.analyses.figures.style import (
     COLOURBAR_ROOM,
     LEGEND_ABOVE,
     SCORE_SCALE,
-    THEMES,
     blank_figure,
     colour_of_text,
     colourbar,

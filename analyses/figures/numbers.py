@@ -28,17 +28,17 @@ def numbers_of(figure: go.Figure) -> pd.DataFrame:
 def _cells(figure: go.Figure, trace: Any) -> pd.DataFrame:
     z = np.asarray(trace.z, dtype=float)
     rows, columns = (_along(trace, side, size) for side, size in zip("yx", z.shape, strict=True))
-    custom = None if trace.customdata is None else np.asarray(trace.customdata)
-    is_text = custom is not None and custom.dtype.kind not in "fiu"
     # A map coloured by something else than its values keeps them beside the colours, to be shown under the pointer.
-    values = z if custom is None or is_text else custom
+    shown = z if trace.customdata is None else np.asarray(trace.customdata)
+    is_text = shown.dtype.kind not in "fiu"
+    values = z if is_text else shown
     table = {
         _title(figure, trace, "y"): np.repeat(rows, z.shape[1]),
         _title(figure, trace, "x"): np.tile(columns, len(z)),
         _plain(trace.colorbar.title.text): values.reshape(-1),
     }
     if is_text:
-        table["label"] = _plain_all(custom.reshape(-1))
+        table["label"] = _plain_all(shown.reshape(-1))
     return pd.DataFrame(table)
 
 
