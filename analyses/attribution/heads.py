@@ -175,9 +175,9 @@ class AttributionAgreement(Result):
         name = "Kendall τ-b" if statistic == "tau" else "Spearman ρ"
         figure = figures.agreement_dots(
             labels, series, filled=list((self["tau_p_adjusted"] < SIGNIFICANT).T), theme=theme,
-            x_label=f"{name} with |effect|, mean over prompts (hollow: adjusted p of τ ≥ {SIGNIFICANT})",
+            x_label=f"{name} with |effect|, mean over prompts",
         )  # fmt: skip
-        note = self.define(statistic, "tau_p_adjusted")
+        note = f"{self.define(statistic, 'tau_p_adjusted')} Hollow: adjusted p of τ ≥ {SIGNIFICANT}."
         return Drawing(figure, "How far measures of heads agree with ablation", note)
 
     def _draw_map(self, *, ablation: str | None = None, theme: str = "light") -> Drawing:

@@ -97,11 +97,13 @@ class SourceAttribution(Result):
             [SOURCE_MEASURES[name].label for name in self.measures],
             series,
             filled=[significant[:, 0], np.ones(len(self.measures), dtype=bool), significant[:, 2]],
-            x_label="Kendall τ-b with knock-out, mean over prompts (hollow: adjusted p of τ ≥ 0.05)",
+            x_label="Kendall τ-b with knock-out, mean over prompts",
             theme=theme,
         )
         return Drawing(
-            figure, "How far measures of source tokens agree with knocking them out", self.define("tau", "partial_tau")
+            figure,
+            "How far measures of source tokens agree with knocking them out",
+            f"{self.define('tau', 'partial_tau')} Hollow: adjusted p of τ ≥ 0.05.",
         )
 
     def _draw_deletion(self, *, theme: str = "light") -> Drawing:
