@@ -62,7 +62,7 @@ def ablation_check(
     without = [[peer for peer in group if peer != head] for head in tested]
     means = mean_z(model, repetition.others, sorted({layer for layer, _ in ablated + group}))
     found = _measured(model, repetition.prompts, _plans(model, repetition, means, ablated, group, without), progress)
-    effects = {kind: mean_and_error(found[kind].T) for kind in found if kind != "peers"}
+    effects = {kind: np.stack(mean_and_error(found[kind].T)) for kind in found if kind != "peers"}  # [2, ablated]
     of_group, *of_others = found["peers"]
     effects["peer"] = np.full((2, len(ablated)), np.nan)
     for head, of_other in zip(tested, of_others, strict=True):
@@ -127,7 +127,7 @@ def _measured(
     return dict(zip(plans, np.split(effects, ends[:-1]), strict=True))
 
 
-def _effect_quantities(effects: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, Quantity]:
+def _effect_quantities(effects: Mapping[str, np.ndarray]) -> dict[str, Quantity]:
     found = {}
     for kind, definition in _DEFINITIONS.items():
         if kind in effects:
