@@ -6,6 +6,7 @@ import html
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def _page(results: Sequence[Result], title: str, command: str) -> str:
 
 def _section(result: Result, place: int, figures: list[dict[str, Any]]) -> str:
     """A result's part of the page; its figures are appended to ``figures``."""
-    summary = "".join(f"<p>{_text(line)}</p>" for line in result.summary().splitlines())
+    summary = _summary(result.summary())
     drawn = "".join(_figure(result, kind, figures) for kind in result.figure_kinds)
     tables = "".join(_table(result, name, frame) for name, frame in result.tables().items())
     made = _pairs(_made(result.provenance)) + _pairs(dict(result.provenance.versions))
@@ -86,6 +87,17 @@ def _section(result: Result, place: int, figures: list[dict[str, Any]]) -> str:
         f"{_folded('Settings', _pairs(result.settings)) if result.settings else ''}"
         f"{_folded('Where they come from', made)}</section>"
     )
+
+
+def _summary(text: str) -> str:
+    """Its lines as paragraphs, those that are set in columns together and as they are."""
+    parts = []
+    for in_columns, lines in groupby(text.splitlines(), key=lambda line: "  " in line):
+        if in_columns:
+            parts.append(f"<pre class='columns'>{_text(chr(10).join(lines))}</pre>")
+        else:
+            parts.extend(f"<p>{_text(line)}</p>" for line in lines)
+    return "".join(parts)
 
 
 def _figure(result: Result, kind: str, figures: list[dict[str, Any]]) -> str:

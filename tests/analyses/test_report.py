@@ -64,6 +64,16 @@ def test_a_report_holds_everything_and_needs_nothing(hostile_results: list[Resul
     assert cells == ["–" if value != value else f"{value:.4g}" for value in values]
 
 
+def test_columns_of_a_summary_stay_columns(monkeypatch: pytest.MonkeyPatch, page: Page, tmp_path: Path) -> None:
+    lines = ["One sentence.", "head   effect", "L0H0    +0.10", "L10H0  -10.00", "Another."]
+    monkeypatch.setattr(HeadStatistics, "summary", lambda self: "\n".join(lines))
+    page.set_content(written([heads()], tmp_path))
+    assert page.locator(".card > p").all_inner_texts() == [lines[0], lines[-1]]
+    columns = page.locator(".card > .columns")
+    assert columns.inner_text().splitlines() == lines[1:-1]
+    assert columns.evaluate("element => getComputedStyle(element).whiteSpace") == "pre"
+
+
 def test_tables_end_where_a_page_would_be_too_long(hostile_results: list[Result], tmp_path: Path) -> None:
     page = written([heads(200)], tmp_path)
     assert "the first 300 of 400 rows" in page and page.count("<tr>") < 350
