@@ -46,7 +46,7 @@ class PrefixMatchingConditions(Result):
     ``reads`` says what a head goes by, as far as intervals tell:
 
     - *content*: at or above ``settings["pattern_threshold"]`` in every condition.
-    - *position*: so for a fixed period of some length, and at most half of that for random gaps of the same length.
+    - *position*: so for a fixed period of some length, and at each such length at most half of that for random gaps.
     - *some conditions*: at or above it in some condition, and neither of these.
     - *no pattern*: in none.
     """
@@ -179,8 +179,8 @@ def prefix_matching_conditions(
         quantities |= _period_quantities(scores, lengths, seeds)
     reads = _reads(quantities, list(spacings), pattern_threshold)
     what = (
-        f"content (at or above {pattern_threshold} in every condition), position (so for a fixed period, and at most "
-        "half of it for random gaps), some conditions, or no pattern"
+        f"content (at or above {pattern_threshold} in every condition), position (so for a fixed period of some "
+        "length, and at each such length at most half of it for random gaps), some conditions, or no pattern"
     )
     quantities["reads"] = Quantity(reads, ("layer", "head"), "", what)
     first = next(iter(prompts.values()))
@@ -334,7 +334,8 @@ def _reads(quantities: Mapping[str, Quantity], spacings: Sequence[str], threshol
     found = np.where(has.any(axis=(0, 1)), "some conditions", "no pattern")
     if len(spacings) == 2:
         fixed, gaps = spacings.index("fixed"), spacings.index("random gaps")
-        found[(has[:, fixed] & (high[:, gaps] <= low[:, fixed] / 2)).any(axis=0)] = "position"
+        halves = high[:, gaps] <= low[:, fixed] / 2
+        found[has[:, fixed].any(axis=0) & (halves | ~has[:, fixed]).all(axis=0)] = "position"
         found[has.all(axis=(0, 1))] = "content"
     return found
 

@@ -11,11 +11,13 @@ import torch
 from workbench import HookedTransformer
 from workbench.analyses import (
     PrefixMatchingConditions,
+    Quantity,
     induction_heads,
     load_result,
     prefix_matching_conditions,
     repeated_random_tokens,
 )
+from workbench.analyses.induction import conditions
 
 LENGTH = 20
 
@@ -37,6 +39,20 @@ def test_a_fixed_period_is_told_from_content(hand_built_conditions: PrefixMatchi
     assert found.heads("content") == [(1, 0)] and found.heads("position") == [(1, 3)]
     assert found.heads("some conditions") == [] and len(found.heads("no pattern")) == 6
     assert "(content): L1H0." in found.summary() and "(position): L1H3." in found.summary()
+
+
+def test_a_head_that_misses_only_distant_copies_goes_not_by_position() -> None:
+    """Gaps part position from content, but they part the copies further, too: one length alone tells nothing."""
+    ends = np.zeros((2, 2, 1, 3))  # [length, spacing, layer, head]
+    ends[..., 0, 0] = [[0.9, 0.8], [0.7, 0.3]]  # content, though half is lost at the greater length
+    ends[..., 0, 1] = [[0.9, 0.8], [0.7, 0.2]]  # as well, and below the threshold there
+    ends[..., 0, 2] = [[0.9, 0.1], [0.1, 0.1]]  # by position, where the period is the one it looks for
+    quantities = {
+        f"prefix_matching_{end}": Quantity(ends, ("length", "spacing", "layer", "head"), "share of 1", "")
+        for end in ("low", "high")
+    }
+    reads = conditions._reads(quantities, ["fixed", "random gaps"], 0.3)
+    assert reads.tolist() == [["content", "some conditions", "position"]]
 
 
 def test_scores_of_a_seed_are_those_of_induction_heads(random_model: HookedTransformer) -> None:
