@@ -69,11 +69,10 @@ def circuit_view(
             )
         )  # fmt: skip
         for (at, height), (name, words) in zip(places[side], names.items(), strict=True):
-            figure.add_annotation(
-                x=at, y=height, text=f"<b>{name}</b><br><span style='font-size:10px'>{words}</span>",
-                showarrow=False, align="right" if side == "left" else "left",
-                xanchor="right" if side == "left" else "left", xshift=-14 if side == "left" else 14,
-            )  # fmt: skip
+            beside = {"xanchor": "right", "xshift": -14} if side == "left" else {"xanchor": "left", "xshift": 14}
+            beside |= {"x": at, "y": height, "showarrow": False}
+            figure.add_annotation(text=f"<b>{name}</b>", yshift=7, **beside)
+            figure.add_annotation(text=words, font_size=10, yshift=-8, **beside)
     figure.update_xaxes(visible=False, range=[-0.34, 1.34], fixedrange=True)
     figure.update_yaxes(visible=False, range=[0, rows], fixedrange=True)
     return figure.update_layout(showlegend=True, legend=LEGEND_ABOVE, margin={"l": 10, "r": 10, "t": 40, "b": 10})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from workbench.analyses.figures.style import (
 
 LABEL = np.array([0.13, 0.055])  # what a name takes of a plot's width and height on a page
 CELLS_WITH_TEXT = 400  # a map with at most so many cells prints its values
+MOST_DECIMALS = 5  # of them
 
 
 def head_map(
@@ -59,13 +61,17 @@ def head_map(
 
 
 def _printed(values: np.ndarray, scale: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The values of a map as text on its cells, black or white, whichever stands out more."""
+    """The values of a map as text on its cells, black or white, whichever stands out more.
+
+    Two decimals, and more where the end of the scale would have fewer than two digits.
+    """
+    decimals = min(max(2, 1 - math.floor(math.log10(scale["zmax"]))), MOST_DECIMALS)
     shares = np.clip((values - scale["zmin"]) / (scale["zmax"] - scale["zmin"]), 0, 1)
     return [
         {
             "x": head,
             "y": layer,
-            "text": f"{values[layer, head]:z.2f}",
+            "text": f"{values[layer, head]:z.{decimals}f}",
             "showarrow": False,
             "font": {"size": 10, "color": colour_of_text(scale["colorscale"], shares[layer, head])},
         }

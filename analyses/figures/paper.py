@@ -49,6 +49,7 @@ SPREAD = 0.9  # of an axis that points take
 KEY = 46  # pixels that an entry of a legend takes beside its text
 MARGIN, MARGIN_WIDTH = 0.2, 50  # bars beside a plot take a smaller share than this; and pixels that their title needs
 LETTER, LINE = 0.54, 1.2  # mean width and height of a line of type, in its size
+BESIDE = ("right", "left")  # anchors of text to the left and to the right of a point
 ROW = 16  # pixels that a label needs along an axis
 STEPS = (1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 256, 512)
 NARROW = 500  # pixels of layout: no room for a legend beside the plot, nor for a label in every row
@@ -67,6 +68,7 @@ def on_paper(figure: go.Figure, preset: Preset) -> go.Figure:
     _wrap_row_labels(figure)
     width = _plot_width(figure)
     _widen_margin(figure, MARGIN_WIDTH / width)
+    _make_room_beside(figure, width)
     for axis in figure.select_xaxes():
         _fit_axis(figure, axis, _share(axis) * width)
     _fit_notes(figure, width)
@@ -124,6 +126,23 @@ def _widen_margin(figure: go.Figure, least: float) -> None:
             axis.domain = (1 - least, 1) if axis in margins else (0, 1 - least - gap)
 
 
+def _make_room_beside(figure: go.Figure, width: float) -> None:
+    """Widens the range of a hidden axis, so that what stands beside its points is not cut off."""
+    for axis in figure.select_xaxes():
+        if axis.visible is False:
+            beside = dict.fromkeys(BESIDE, 0.0)
+            for note in _notes_beside(figure):
+                needed = _width(note.text, note.font.size or FONT_SIZE) + abs(note.xshift)
+                beside[note.xanchor] = max(beside[note.xanchor], needed)
+            low, *_, high = sorted(note.x for note in _notes_beside(figure))
+            scale = (high - low) / max(width - sum(beside.values()), width / 4)
+            axis.range = [low - scale * beside["right"], high + scale * beside["left"]]
+
+
+def _notes_beside(figure: go.Figure) -> list[Any]:
+    return [note for note in figure.layout.annotations if note.xanchor in BESIDE and note.xshift]
+
+
 def _share(axis: Any) -> float:
     """Of the plot's width or height that an axis spans."""
     low, high = axis.domain or (0.0, 1.0)
@@ -167,6 +186,8 @@ def _label_width(figure: go.Figure, axis: Any) -> float:
 
 def _n_lines(figure: go.Figure, axis: Any) -> float:
     """How many lines the labels of a vertical axis need, those that a narrow figure can thin counted half."""
+    if axis.visible is False:
+        return max([note.xanchor for note in _notes_beside(figure)].count(side) for side in BESIDE)
     if axis.showticklabels is False or (axis.matches and not axis.title.text):
         return 0
     if axis.tickvals is not None and (axis.type == "category" or axis.ticktext):
@@ -237,7 +258,8 @@ def _fit_axis(figure: go.Figure, axis: Any, length: float) -> None:
 
 def _thin(figure: go.Figure, axis: Any, length: float) -> None:
     """Leaves the ticks of a logarithmic axis out that stand too near to others."""
-    values = np.concatenate([np.asarray(trace.x, dtype=float) for trace in _traces(figure, axis)])
+    traces = list(_traces(figure, axis)) or figure.data  # of a panel that is left empty, those of all others
+    values = np.concatenate([np.asarray(trace.x, dtype=float) for trace in traces])
     low, high = np.log10([np.nanmin(values[values > 0]), np.nanmax(values)])
     kept = _apart(np.log10(axis.tickvals) * length / max(high - low, 0.1), 34)
     for name in ("tickvals", "ticktext"):

@@ -72,6 +72,15 @@ def drawn(theme: str) -> dict[str, go.Figure]:
         ),
         "dots": figures.agreement_dots(names, series, filled=[row > 0 for row in values], x_label=long, theme=theme),
         "pattern": pattern(30, theme),
+        "panels of which one is empty": figures.joint_curves(
+            np.array([1, 2, 3, 5, 6, 9, 12, 16]), dict.fromkeys("abcde", (-np.arange(8.0), -np.arange(8.0) ** 1.3)),
+            band=(-np.arange(8.0) - 1, np.zeros(8)), y_label="effect (logits)", theme=theme,
+        ),
+        "circuit": figures.circuit_view(
+            {f"L1{i}H{i}" + " (control)" * (i > 5): f"previous token {i / 10:.2f}" for i in range(8)},
+            {f"L2{i}H{i}": f"prefix matching 0.9{i}" for i in range(3)}, np.vander(np.linspace(0.2, 0.9, 3), 8),
+            named={"feeds its keys": np.eye(3, 8) > 0}, rest="does not feed", hover="change", theme=theme,
+        ),
         "captioned": figures.captioned(
             figures.head_map(effect[:4, :4], label="prefix matching", theme=theme), "Prefix matching of every head",
             "Prefix matching: weight on all tokens that follow an earlier occurrence of the query's, mean over rows.",

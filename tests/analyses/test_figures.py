@@ -71,6 +71,12 @@ def test_numbers_on_a_map_stand_out_from_their_cells(signed: bool) -> None:
         assert contrast(number.font.color, "#" + "".join(f"{round(255 * c):02x}" for c in cell)) >= 4.5
 
 
+@pytest.mark.parametrize(("largest", "text"), [(3.0, "3.00"), (0.2, "0.20"), (0.03, "0.030"), (0.0012, "0.0012")])
+def test_small_effects_are_not_printed_as_zeros(largest: float, text: str) -> None:
+    figure = figures.head_map(np.array([[largest, 0.0]]), label="effect", signed=True)
+    assert figure.layout.annotations[0].text == text and float(figure.layout.annotations[1].text) == 0
+
+
 def test_cells_without_a_value_and_large_maps_print_nothing() -> None:
     assert len(figures.head_map(np.array([[0.5, np.nan]]), label="s").layout.annotations) == 1
     assert not figures.head_map(np.ones((30, 30)), label="s").layout.annotations
