@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 
 from workbench import HookedTransformer
 from workbench.analyses import attention_sinks
-from workbench.analyses.sinks.kinds import TOKEN_KINDS
+from workbench.analyses.running import Sequences
+from workbench.analyses.sinks.kinds import TOKEN_KINDS, token_kinds
 from workbench.analyses.sinks.rates import MIN_OTHER_QUERIES
 
 
@@ -112,6 +114,9 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         return TEXTS[ids[0]]
 
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return TEXTS[token]
+
 
 TEXTS = ["<bos>", " the", "ing", "\n", " ,", "42", " x1", "中"]
 KINDS = (
@@ -135,6 +140,37 @@ def test_sink_rates_by_kind_of_token(random_model: HookedTransformer, monkeypatc
         assert found["n_keys_by_kind"][place] == chosen.sum()
         expected = above.mean(axis=(1, 2))[chosen].mean()
         np.testing.assert_allclose(found["sink_rate_by_kind"][place], expected, atol=1e-9)
+
+
+SENTENCE_PIECES = {
+    "<unk>": "special", "▁the": "start of word", "s": "rest of word", "▁": "white space", "▁,": "punctuation",
+    "▁12": "digits", "3": "digits",
+}  # fmt: skip
+WORD_PIECES = {
+    "[UNK]": "special", "the": "start of word", "##s": "rest of word", ",": "punctuation", "12": "digits",
+    "##3": "digits",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pieces", [SENTENCE_PIECES, WORD_PIECES])
+def test_words_start_where_tokenizers_mark_it(pieces: dict[str, str]) -> None:
+    """Decoding one token takes the space before it away, and WordPiece marks the tokens that start no word."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    unknown = next(iter(pieces))
+    if "##s" in pieces:
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+        tokenizer.decoder = decoders.WordPiece()
+    else:
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+        tokenizer.decoder = decoders.Metaspace()
+    reader = SimpleNamespace(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unknown))
+    tokens = torch.tensor([[0, *range(len(pieces))]])
+    found = token_kinds(reader, Sequences(tokens, torch.ones_like(tokens, dtype=torch.bool)))
+    assert found is not None
+    assert [TOKEN_KINDS[kind] for kind in found[0]] == ["first token", *pieces.values()]
 
 
 @pytest.mark.parametrize(
