@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Scope = Literal["layers", "heads"]
 
 LN_2 = float(np.log(2))
+# Of a layer these are means over heads, as each head has its own weights.
+_OF_EACH_HEAD = ("max_weight", "divergence", "most_divergence")
 _MEANS = {
     "max_weight": ("share of 1", "largest weight of the answer position on a key that may move"),
     "median_distance": (
@@ -127,7 +129,7 @@ class AlternativeAttention(Result):
             limit=limit,
             theme=theme,
         )
-        return Drawing(figure, title, self.define("max_weight", name))
+        return Drawing(figure, title, self.define("prompt_max_weight", f"prompt_{name}"))
 
     def _draw_map(self, *, quantity: str = "median_distance", theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -228,8 +230,12 @@ def _of_unit(
 
 def _quantities(values: Mapping[str, np.ndarray], axes: tuple[str, ...], seed: int) -> dict[str, Quantity]:
     found, shape = {}, next(iter(values.values())).shape[:-1]
-    for name, (unit, text) in _MEANS.items():
-        found[name] = Quantity(values[name].mean(axis=-1), axes, unit, f"{text}, mean over prompts")
+    texts = {
+        name: text + ", mean over the layer's heads" * (name in _OF_EACH_HEAD and axes == ("layer",))
+        for name, (_, text) in _MEANS.items()
+    }
+    for name, (unit, _) in _MEANS.items():
+        found[name] = Quantity(values[name].mean(axis=-1), axes, unit, f"{texts[name]}, mean over prompts")
         of_units = values[name].reshape(-1, values[name].shape[-1])
         ends = np.array([mean_interval(of_unit, seed=seed) for of_unit in of_units]).reshape(*shape, 2)
         for place, (end, which) in enumerate((("low", "lower"), ("high", "upper"))):
@@ -241,6 +247,6 @@ def _quantities(values: Mapping[str, np.ndarray], axes: tuple[str, ...], seed: i
     taus = [float("nan") if few else kendall(x, y) for x, y in zip(*pairs, strict=True)]
     text = "Kendall's τ-b over prompts of max_weight and median_distance, NaN for fewer than 20"
     found["tau"] = Quantity(np.array(taus).reshape(shape), axes, "", text)
-    for name, (unit, text) in _MEANS.items():
-        found[f"prompt_{name}"] = Quantity(values[name], (*axes, "prompt"), unit, f"{text}, of each prompt")
+    for name, (unit, _) in _MEANS.items():
+        found[f"prompt_{name}"] = Quantity(values[name], (*axes, "prompt"), unit, f"{texts[name]}, of each prompt")
     return found

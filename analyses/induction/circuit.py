@@ -235,6 +235,7 @@ class _Pairs:
         )
         for (row, place), change in zip(pairs, changes[: len(pairs)], strict=True):
             loss[:, row, place] = change
+        all_keys = np.where([bool(edits.edits) for edits in together], changes[len(pairs) :].T, np.nan)
         earlier = np.zeros(shape[1:], dtype=bool)
         earlier[tuple(np.array(pairs).T)] = True
         ablation[:, ~earlier] = np.nan  # what comes later changes nothing, which is no finding
@@ -242,7 +243,7 @@ class _Pairs:
             "ablation_effect": mean_and_error(ablation),
             "key_effect": mean_and_error(key),
             "key_loss_effect": mean_and_error(loss),
-            "all_keys_loss_effect": mean_and_error(changes[len(pairs) :].T),
+            "all_keys_loss_effect": mean_and_error(all_keys),
         }
 
     @torch.no_grad()
@@ -310,7 +311,8 @@ def _quantities(
         "key_loss_effect": (pairs, "nats per token", "what that does to the loss of repeated tokens"),
         "all_keys_loss_effect": (
             ("feeder",), "nats per token",
-            "change of that loss when the feeder's output in the keys of all receivers with the pattern is its mean",
+            "change of that loss when the feeder's output in the keys of all receivers with the pattern is its mean; "
+            "NaN where none of them comes after it",
         ),
     }  # fmt: skip
     found = {

@@ -75,13 +75,13 @@ class PrefixMatchingInText(Result):
         none = np.full(len(heads), np.nan)
         series = {
             "excess": (self["excess"][at], none if low is None else low, none if high is None else high),
-            "by distance of the shift": (spread.mean(axis=0), spread.min(axis=0), spread.max(axis=0)),
+            "by draw of the shifts": (spread.mean(axis=0), spread.min(axis=0), spread.max(axis=0)),
         }
         figure = figures.dots(
             series, [f"L{layer}H{head}" for layer, head in heads], x_label="excess (share of attention)", theme=theme
         )
         note = (
-            f"{self.define('excess')} Bars: 95 % bootstrap interval over sequences; smallest and largest of the shifts."
+            f"{self.define('excess')} Bars: 95 % bootstrap interval over sequences; smallest and largest of the draws."
         )
         return Drawing(figure, "Prefix matching in text above shifted keys", note)
 
@@ -213,6 +213,9 @@ def _score(values: Tensor, rows: Tensor, batch: Sequences) -> HeadScore:
     )
 
 
+_OF_ONE_DRAW = "excess over the keys of one draw of shifts, another distance in each sequence, both ways"
+
+
 def _quantities(scores: Mapping[str, HeadScore], n_shifts: int, seed: int) -> dict[str, Quantity]:
     axes, unit = ("layer", "head"), "share of 1"
     over = "mean over queries whose keys can be shifted"
@@ -224,7 +227,7 @@ def _quantities(scores: Mapping[str, HeadScore], n_shifts: int, seed: int) -> di
     }
     found = {name: Quantity(scores[name].mean, axes, unit, what) for name, what in definitions.items()}
     by_shift = np.stack([scores[f"shift {place}"].mean for place in range(n_shifts)])
-    found["shift_excess"] = Quantity(by_shift, ("shift", *axes), unit, "excess over the keys of one shift, both ways")
+    found["shift_excess"] = Quantity(by_shift, ("shift", *axes), unit, _OF_ONE_DRAW)
     if (ends := scores["excess"].interval(0.95, seed)) is not None:
         for name, which, values in zip(("low", "high"), ("lower", "upper"), ends, strict=True):
             what = f"{which} end of the 95 % bootstrap interval over sequences of excess"

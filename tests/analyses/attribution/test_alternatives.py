@@ -118,6 +118,7 @@ def test_the_adversary_of_two_weights_is_the_edge_of_what_epsilon_allows() -> No
 
 def test_all_heads_of_a_layer_at_once() -> None:
     result = alternative_attention(reader(3), prompts_of(3), n_permutations=20)
+    assert "mean over the layer's heads" in result.quantities["prompt_divergence"].definition
     assert result["max_weight"].shape == (1,) and result["max_weight"][0] == pytest.approx((1 + 0.6) / 2)
     assert result["even_distance"][0] == pytest.approx(moved(np.full(3, 1 / 3)), abs=1e-8)
     # H0 is free to go anywhere, so half of the mean is ln 2 and the rest what H1 can.
@@ -243,6 +244,8 @@ def test_figures_and_files(of_heads, tmp_path) -> None:
             assert of_heads.figure(kind, captioned=True, theme=theme).data
     np.testing.assert_array_equal(of_heads.figure("adversarial").data[0].y, of_heads["prompt_divergence"].reshape(-1))
     assert of_heads.figure("permutation").data[0].customdata[20] == "L0H1, prompt 0"
+    note = of_heads.drawing("adversarial").note  # points are of prompts, and of single heads
+    assert note.count("of each prompt") == 2 and "mean over" not in note
     with pytest.raises(ValueError, match="quantity must be"):
         of_heads.figure("map", quantity="luck")
     again = load_result(of_heads.save(tmp_path / "alternative"))

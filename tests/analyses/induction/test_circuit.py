@@ -57,6 +57,8 @@ def test_every_effect_is_that_of_whole_runs(random_model: HookedTransformer, spa
     kind: dict[str, Any] = {"length": 10, "n_sequences": 3, "spacing": spacing}
     found = induction_circuit(model, **kind, n_receivers=3, n_feeders=2)
     assert set(found["verdict"].flat) <= {"no pattern", "control", "not earlier"}  # of random weights nothing is said
+    for end in ("", "_sem"):  # no receiver has the pattern, so nothing was done, which is no effect of 0
+        assert np.isnan(found[f"all_keys_loss_effect{end}"]).all()
     prompts, others = (repeated_random_tokens(model, **kind, seed=seed) for seed in (0, 1))
     tokens, clean = prompts.tokens, model.run_with_cache(prompts.tokens)[1]
     reference = model.run_with_cache(others.tokens)[1]

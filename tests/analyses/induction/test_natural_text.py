@@ -74,6 +74,9 @@ def test_every_figure_is_drawn_and_the_result_comes_back(random_model: HookedTra
     found = prefix_matching_in_text(random_model, text(20))
     for kind in found.figure_kinds:
         assert found.figure(kind, captioned=True, theme="dark").data
+    ends = found["shift_excess"][:, *np.array(found.top(8)).T]
+    (drawn,) = [trace for trace in found.figure("heads").data if trace.name == "by draw of the shifts"]
+    np.testing.assert_allclose(drawn.x, ends.mean(axis=0))
     back = load_result(found.save(tmp_path / "text"))
     np.testing.assert_array_equal(back["excess"], found["excess"])
 
