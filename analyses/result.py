@@ -122,6 +122,12 @@ class Drawing:
     note: str
 
 
+def _in_words(name: str) -> str:
+    """A quantity's name as a sentence begins with it."""
+    words = [word.upper() if word in ("kl", "mlp") else word for word in name.split("_")]
+    return " ".join([words[0][0].upper() + words[0][1:], *words[1:]])
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
     """Base of all results. ``result["entropy"]`` is the array, ``result.quantities["entropy"]`` also says what it is.
@@ -174,7 +180,7 @@ class Result:
 
     def define(self, *names: str) -> str:
         """Sentences that say what these quantities are."""
-        return " ".join(f"{name.replace('_', ' ').capitalize()}: {self.quantities[name].definition}." for name in names)
+        return " ".join(f"{_in_words(name)}: {self.quantities[name].definition}." for name in names)
 
     def names(self, *axes: str) -> list[str]:
         """The quantities that have exactly these axes, in order."""

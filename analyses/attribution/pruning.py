@@ -123,7 +123,9 @@ class HeadPruning(Result):
         known = list(self.coordinates["ranking_with_scores"])
         if ranking not in known:
             raise ValueError(f"ranking must be one of {', '.join(map(repr, known))}, got {ranking!r}")
-        figure = figures.head_map(self["score"][known.index(ranking)], label=ranking, theme=theme)
+        unit = {"ablation effect": self.settings["unit"], "gradient": self.settings["unit"]}.get(ranking, "")
+        label = figures.axis_label(ranking, unit)
+        figure = figures.head_map(self["score"][known.index(ranking)], label=label, theme=theme)
         return Drawing(figure, f"What the ranking by {ranking} goes by", self.define("score"))
 
 

@@ -88,7 +88,8 @@ def curves(
                 hovertemplate="%{x}: %{y:.3f}",
             )
         )
-    figure.update_xaxes(title=x_label)
+    longest = max(len(values) for values in series.values())
+    figure.update_xaxes(title=x_label, dtick=1 if longest <= 12 else None)  # nothing lies between two of few places
     figure.update_yaxes(title=y_label, rangemode="tozero")
     return figure.update_layout(hovermode="x unified", showlegend=True, legend=LEGEND_ABOVE)
 
