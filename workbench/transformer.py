@@ -218,6 +218,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
     ) -> tuple[Any, ModelStatistics]:
         """Runs the model and returns (output, statistics of every layer that ran), in O(n) memory.
 
+        As in any call of the model, every layer's activations are kept for gradients unless torch.no_grad() is on.
         Hooks that are active apply, so the statistics under an ablation are a ``with model.hooks(…)`` away. Layers with
         linear attention have no statistics and are left out. The rows of pads are 0; ``statistics.real`` says which
         rows to average over.
