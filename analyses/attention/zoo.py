@@ -16,7 +16,7 @@ from workbench.analyses.labels import HEAD_SCORES
 from workbench.analyses.prompts import repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
-from workbench.analyses.support import check_model
+from workbench.analyses.support import check_model, is_bidirectional
 
 LEAST_TOKENS = 16
 CONTEXT_SHARE = 0.9  # of a head's weight, that its effective context holds
@@ -174,7 +174,7 @@ def head_zoo(
     windows = default_windows(shortest)
     masses = window_masses(model, sequences, windows, part(0.5, 0.8))
     correlations, ranks = compare_outputs(model, sequences, part(0.8, 1.0))
-    quantities = _scores(on_text, on_repeated) | _reach(masses, windows)
+    quantities = _scores(on_text, on_repeated) | _reach(masses, windows, is_bidirectional(model))
     thresholds = {**THRESHOLDS, "local": NEAR * shortest}
     kinds = _kinds({name: quantity.values for name, quantity in quantities.items()}, thresholds)
     axes = ("layer", "head")
@@ -218,14 +218,14 @@ def _scores(on_text: Mapping[str, HeadScore], on_repeated: Mapping[str, HeadScor
     return found
 
 
-def _reach(masses: np.ndarray, windows: list[int]) -> dict[str, Quantity]:
+def _reach(masses: np.ndarray, windows: list[int], both_ways: bool) -> dict[str, Quantity]:
     """masses [2, layer, head, window]."""
     axes = ("layer", "head")
     rows = f"mean over the text's queries that have {windows[-1]} tokens, themselves included"
     sizes = ", ".join(map(str, windows))
     found = {}
     for which, (suffix, more) in enumerate((("", ""), ("_or_first", " or the first"))):
-        keys = f"the last W tokens{more}"
+        keys = f"{'all tokens less than W away on either side' if both_ways else 'the last W tokens'}{more}"
         found[f"mass_within{suffix}"] = Quantity(
             masses[which], (*axes, "window"), "share of 1", f"weight on {keys}, exp(lse_W − lse), {rows}"
         )

@@ -345,7 +345,8 @@ def _agreement(
             np.array(agreement.kendall(x, y)), (), "", "Kendall's τ-b over heads of indirect effect and prefix matching"
         ),
         "tau_p": Quantity(
-            np.array(p), (), "", "share of shuffles of heads within layers with a tau at least as far from 0"
+            np.array(p), (), "",
+            "(1 + shuffles of heads within layers with a tau at least as far from 0) / (1 + all shuffles)",
         ),
         "top_overlap": Quantity(
             np.array(agreement.top_overlap(x, y, k)), (), "share of 1",

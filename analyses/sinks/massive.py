@@ -217,11 +217,11 @@ def _of_heads(pattern: Tensor, q: Tensor, k: Tensor, v: Tensor, W_O: Tensor, sin
         "entropy": _entropy(later).nanmean(dim=1),
         "entropy_without_sink": _entropy(rest).nanmean(dim=1),
         "key_cosine_at_sink": cosine[:, sink],
-        "key_cosine_median": cosine[:, others].median(dim=1).values,
+        "key_cosine_median": cosine[:, others].quantile(0.5, dim=1),  # of an even number, the mean of the middle two
     }
     for name, x in (("key", k), ("value", v)):
         norm = x.norm(dim=-1).T
-        median = norm[:, others].median(dim=1).values
+        median = norm[:, others].quantile(0.5, dim=1)
         found[f"{name}_norm_ratio"] = torch.where(median > 0, norm[:, sink] / median, torch.nan)
     return {name: values.cpu().numpy() for name, values in found.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,7 @@ MODELS = {
     "rotary, soft cap, norms of q and k": {
         "positional_embedding_type": "rotary", "attn_scores_soft_cap": 2.0, "qk_norm": "per_head",
     },
+    "an encoder": {"attention_dir": "bidirectional"},
 }  # fmt: skip
 
 
@@ -132,11 +134,23 @@ def test_windows_are_sums_of_the_pattern(options: dict) -> None:
             pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0].numpy()
             for query in range(7, n):
                 for place, window in enumerate(windows):
-                    keys = set(range(query - window + 1, query + 1))
+                    end = query + window if cfg.attention_dir == "bidirectional" else query + 1
+                    keys = set(range(query - window + 1, min(end, n)))
                     sums[0, layer, :, place] += pattern[:, query, sorted(keys)].sum(axis=1)
                     sums[1, layer, :, place] += pattern[:, query, sorted(keys | {0})].sum(axis=1)
     np.testing.assert_allclose(within, sums[0] / n_rows, atol=1e-9)
     np.testing.assert_allclose(beside, sums[1] / n_rows, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("direction", "words"), [("causal", "the last W tokens,"), ("bidirectional", "W away on either side,")]
+)
+def test_windows_say_which_side_they_are_on(direction: Any, words: str) -> None:
+    cfg = TransformerConfig(
+        n_layers=1, d_model=8, n_heads=2, d_head=4, d_mlp=8, d_vocab=60, n_ctx=64, attention_dir=direction
+    )
+    found = head_zoo(HookedTransformer(cfg).eval(), drawn(1), length=10, n_sequences=2)
+    assert words in found.quantities["mass_within"].definition
 
 
 @pytest.mark.parametrize(("scale", "positions"), [(0.02, "learned"), (0.3, "rotary")])

@@ -102,10 +102,10 @@ def test_every_number_is_what_its_definition_gives(options: dict[str, Any]) -> N
                 cosine = k[:, kv] @ mean_query / norms / np.linalg.norm(mean_query)
                 single = {name: float(np.mean(many)) for name, many in values.items()}
                 single["key_cosine_at_sink"] = cosine[sink]
-                single["key_cosine_median"] = np.sort(np.delete(cosine, sink))[(n - 2) // 2]
+                single["key_cosine_median"] = np.median(np.delete(cosine, sink))
                 for name, of in (("key", k), ("value", v)):
                     norms = np.linalg.norm(of[:, kv], axis=1)
-                    single[f"{name}_norm_ratio"] = norms[sink] / np.sort(np.delete(norms, sink))[(n - 2) // 2]
+                    single[f"{name}_norm_ratio"] = norms[sink] / np.median(np.delete(norms, sink))
                 for name, value in single.items():
                     numbers.setdefault(name, np.zeros((2, 4)))[layer, head] = value
         for name, values_of_heads in numbers.items():
