@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 HEAD_SCORES = {
     "prefix_matching": "Prefix matching",
     "previous_token": "Previous token",
@@ -47,3 +49,8 @@ ATTENTION_MEASURES = {
     "gradient_output": "Gradient × output",
     "gradient_attention": "Gradient × attention",
 }
+
+
+def number_or_dash(value: float, spec: str = ".3f") -> str:
+    """A number as text, and a dash where there is none (NaN)."""
+    return "–" if math.isnan(value) else f"{value:{spec}}"

@@ -28,6 +28,7 @@ from workbench.tokens import check_tokens
 Progress = Callable[[float, str], None]
 Input = str | Sequence[str] | Tensor | DescribedTokens
 
+MOST_ROUNDING = 0.1  # nats that a score may be off by rounding
 TOKENS_PER_RUN = 8192  # statistics of so many tokens are held at a time
 _PACKAGES = ("attention-workbench", "numpy", "torch", "transformers", "transformer-lens")
 
@@ -170,7 +171,8 @@ def attention_statistics(model: Any, sequences: Sequences, request: StatisticsRe
 
 
 def _finite(statistics: ModelStatistics) -> ModelStatistics:
-    """The statistics of a model whose scores are numbers in every layer: means over others would mean nothing."""
+    """The statistics of a model whose scores are numbers in every layer, of as many digits as weights need: means over
+    others would mean nothing."""
     for name in {"lse", "entropy", "max_weight"} & set(statistics):
         broken = statistics[name].isnan().flatten(1).any(dim=1).nonzero().flatten().tolist()
         if broken:
@@ -178,6 +180,17 @@ def _finite(statistics: ModelStatistics) -> ModelStatistics:
                 f"the attention of layer {broken[0]} is not finite: the weights hold NaN or infinity, or its scores "
                 "exceed the range of the model's type; load the model in float32, or mend the weights"
             )
+    if "lse" not in statistics:  # of patterns, which are given
+        return statistics
+    lse = statistics["lse"]  # [layer, batch, head, query]; -inf where a query sees nothing
+    largest = lse.masked_fill(lse.isinf(), 0).abs().flatten(1).amax(dim=1)
+    unknown = (largest * torch.finfo(lse.dtype).eps > MOST_ROUNDING).nonzero().flatten().tolist()
+    if unknown:
+        raise ValueError(
+            f"the attention scores of layer {unknown[0]} reach {float(largest[unknown[0]]):.1e}, of which "
+            f"{str(lse.dtype).removeprefix('torch.')} keeps too few digits to tell weights apart; load the model in "
+            "float64, or mend the weights"
+        )
     return statistics
 
 

@@ -64,4 +64,5 @@ def _weights(
     visible = exists & mask.visible(batch, row, columns)
     for shift in normaliser.parts(place):
         scores = scores - shift.view(*scores.shape[:3], 1)
-    return torch.where(visible, scores.exp2(), 0.0)
+    # No weight is above 1, whatever these products, which round otherwise than those of the lse, make of large scores.
+    return torch.where(visible, scores.clamp_max(0.0).exp2(), 0.0)

@@ -76,7 +76,9 @@ def probe_kernel(
             tl.sum(queries * keys, 1), row, column, head, scale, softcap, slopes, bias,
             n_queries, n_keys, query_offset, SOFTCAP, ALIBI, BIAS,
         )  # fmt: skip
-        p = tl.where(visible, tl.exp2(scores - pivot - log2_l), 0.0)
+        # No weight is above 1, whatever a product that rounds otherwise than the lse's makes of a large score.
+        exponent = tl.minimum(scores - pivot - log2_l, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        p = tl.where(visible, tl.exp2(exponent), 0.0)
         if KIND == OFFSET:
             tl.store(mass + at * n_slots + slot, p, mask=inside)
         total += p

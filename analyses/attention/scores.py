@@ -93,6 +93,12 @@ def reaches(values: np.ndarray, threshold: float) -> np.ndarray:
     return values >= threshold * (1 - ROUNDING)
 
 
+def known_median(values: np.ndarray) -> float:
+    """The median of the values that there are; NaN where there is none."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else float("nan")
+
+
 @dataclass(frozen=True, eq=False)
 class HeadScore:
     """Sums over the rows that count, by sequence, so that sequences can be resampled.

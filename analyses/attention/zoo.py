@@ -104,9 +104,12 @@ class HeadZoo(Result):
         rules = " ".join(f"{kind.capitalize()}: {self._rule(kind)}." for kind in KINDS if kind in self["kind"])
         return Drawing(figure, "What kind of head each is", rules)
 
-    def _draw_map(self, *, score: str = "effective_context", theme: str = "light") -> Drawing:
+    def _draw_map(self, *, score: str | None = None, theme: str = "light") -> Drawing:
+        """``score`` None is how far back heads read, or the first that has a value where none holds enough weight."""
         from workbench.analyses import figures
 
+        if score is None:
+            score = "effective_context" if "effective_context" in self.score_names else self.score_names[0]
         if score not in self.score_names:
             raise ValueError(f"score must be one of {', '.join(self.score_names)}, got {score!r}")
         quantity = self.quantities[score]

@@ -31,6 +31,7 @@ from workbench.analyses.attribution.head_verdicts import (
     head_verdicts,
     verdict_definition,
 )
+from workbench.analyses.labels import number_or_dash
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model
@@ -113,7 +114,7 @@ class AttributionAgreement(Result):
             if np.isfinite(tau):
                 few = f", n = {n}" if n < len(self["baseline"]) else ""
                 parts.append(f"{measure.replace('_', ' ')} {tau:+.2f}{interval} (p {p:.3f}{few})")
-        return f"τ with the size of the effect of {ablation} ablation: {'; '.join(parts)}."
+        return f"τ with the size of the effect of {ablation} ablation: {'; '.join(parts) or 'none'}."
 
     def _draw_scatter(
         self, *, measure: str | None = None, ablation: str | None = None, theme: str = "light"
@@ -158,7 +159,8 @@ class AttributionAgreement(Result):
     def _tau_in_words(self, row: int, column: int) -> str:
         low, high = (float(self[f"tau_{side}"][row, column]) for side in ("low", "high"))
         interval = f" [{low:+.2f}, {high:+.2f}]" if np.isfinite(low) else ""
-        return f"Kendall τ-b {self['tau'][row, column]:+.2f}{interval}, n = {len(self['baseline'])}"
+        tau = number_or_dash(self["tau"][row, column], "+.2f")
+        return f"Kendall τ-b {tau}{interval}, n = {len(self['baseline'])}"
 
     def _draw_agreement(self, *, statistic: Literal["tau", "rho"] = "tau", theme: str = "light") -> Drawing:
         from workbench.analyses import figures

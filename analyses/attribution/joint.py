@@ -162,19 +162,21 @@ def joint_ablation(
 
     Raises:
         ValueError: fewer than two prompts, a ranking of another shape or with NaN, an unknown option, or a model that
-            this cannot be asked of.
+            this cannot be asked of, such as one with a single head.
     """
     check_model(model, predicts=True)
     check_choice("metric", metric, get_args(MetricName))
     check_choice("ablation", ablation, get_args(Ablation))
     if n_random < 2:
         raise ValueError(f"n_random must be at least 2 to make a band, got {n_random}")
+    n_heads = model.cfg.n_layers * model.cfg.n_heads
+    if n_heads < 2:
+        raise ValueError("the model has one head, and joint ablation compares several; ablate it with head_pruning")
     data = read_data(model, prompts, attention_mask)
     seen, unseen = halves_of(data, seed)
     scores = checked_rankings(model, rankings or {})
     outputs = replacements(model, sequences_of(seen), ablation)
     scores = built_in_rankings(model, seen, metric, outputs, lambda x, what: progress(0.3 * x, what)) | scores
-    n_heads = model.cfg.n_layers * model.cfg.n_heads
     rng = np.random.default_rng(seed)
     orders = np.stack([*map(order_of, scores.values()), *(rng.permutation(n_heads) for _ in range(n_random))])
     counts = np.unique(np.geomspace(1, n_heads, N_COUNTS).round().astype(int))

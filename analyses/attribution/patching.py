@@ -15,6 +15,7 @@ from workbench.analyses.attribution.head_evidence import MetricName, metric_of
 from workbench.analyses.interventions.edits import replace_activation, replace_head
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.interventions.sweeps import Intervention, measure
+from workbench.analyses.labels import number_or_dash
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
 from workbench.analyses.support import check_model, emits_statistics
@@ -97,13 +98,14 @@ class AttributionPatching(Result):
             )
             lines.append(
                 f"Against true patching of all {int(np.isfinite(self['effect']).sum())}: correlation "
-                f"{self['correlation']:.3f}, rank correlation {self['rank_correlation']:.3f}, mean absolute error "
+                f"{number_or_dash(self['correlation'])}, rank correlation "
+                f"{number_or_dash(self['rank_correlation'])}, mean absolute error "
                 f"{self['mean_absolute_error']:.3f} {unit}; furthest off: {worst}."
             )
             if "dropped_size" in self:
                 lines.append(
-                    f"Rank correlation of sizes with true patching: {self['size_correlation']:.3f}, with GradDrop "
-                    f"{self['dropped_size_correlation']:.3f}."
+                    f"Rank correlation of sizes with true patching: {number_or_dash(self['size_correlation'])}, with "
+                    f"GradDrop {number_or_dash(self['dropped_size_correlation'])}."
                 )
         else:
             lines.append("Not compared with true patching (compare=True does).")
@@ -132,7 +134,7 @@ class AttributionPatching(Result):
             names=[self.name(layer, place) for layer in range(shape[0]) for place in range(shape[1])],
             x_label=f"true patching ({unit})",
             y_label=f"estimate ({unit})",
-            note=f"r = {self['correlation']:.3f}, mean |error| = {self['mean_absolute_error']:.3f} {unit}",
+            note=f"r = {number_or_dash(self['correlation'])}, mean |error| = {self['mean_absolute_error']:.3f} {unit}",
             theme=theme,
         )
         title = f"Attribution patching against true patching of {_name_of(self.settings)}"
@@ -365,13 +367,15 @@ def _patching_quantities(
     x, y = effect[known], estimate[known]
     varies = bool(np.ptp(x) > 0 and np.ptp(y) > 0)
     r = float(np.corrcoef(x, y)[0, 1]) if varies else float("nan")
-    over = "over components, of means over prompts"
+    over, unless = "over components, of means over prompts", "; NaN where one of them does not vary"
     return found | {
         "effect": Quantity(effect, axes, unit, f"{patched}, mean over prompts"),
         "prompt_effect": Quantity(effects, ("prompt", *axes), unit, f"{patched}, of each prompt"),
         "error": Quantity(estimate - effect, axes, unit, "estimate − effect"),
-        "correlation": Quantity(np.array(r), (), "", f"Pearson's r of estimate and effect {over}"),
-        "rank_correlation": Quantity(np.array(spearman(x, y)), (), "", f"Spearman's ρ of estimate and effect {over}"),
+        "correlation": Quantity(np.array(r), (), "", f"Pearson's r of estimate and effect {over}{unless}"),
+        "rank_correlation": Quantity(
+            np.array(spearman(x, y)), (), "", f"Spearman's ρ of estimate and effect {over}{unless}"
+        ),
         "mean_absolute_error": Quantity(np.abs(y - x).mean(), (), unit, f"mean |estimate − effect| {over}"),
     }
 
@@ -389,7 +393,9 @@ def _dropped_quantities(
     for name, values in (("size_correlation", plain), ("dropped_size_correlation", sizes)):
         rho = np.array(spearman(true[known], values[known]))
         what = "mean |estimate|" if name == "size_correlation" else "dropped_size"
-        found[name] = Quantity(rho, (), "", f"Spearman's ρ of {what} and mean |effect| over components")
+        found[name] = Quantity(
+            rho, (), "", f"Spearman's ρ of {what} and mean |effect| over components; NaN where one does not vary"
+        )
     return found
 
 

@@ -176,9 +176,8 @@ def agreement_dots(
                 hoverlabel_namelength=0,
             )
         )  # fmt: skip
-    ends = [end for values in series.values() for end in values]
-    lowest, highest = float(np.nanmin(ends)), float(np.nanmax(ends))
-    figure.update_xaxes(title=x_label, zeroline=False, range=[min(lowest, 0) - 0.05, max(highest, 0) + 0.05])
+    ends = np.nan_to_num([end for values in series.values() for end in values])  # 0 is always in sight
+    figure.update_xaxes(title=x_label, zeroline=False, range=[float(ends.min()) - 0.05, float(ends.max()) + 0.05])
     figure.update_yaxes(autorange="reversed", type="category")
     return figure.update_layout(scattermode="group", scattergap=0.4, showlegend=True, legend=LEGEND_ABOVE)
 
@@ -267,7 +266,7 @@ def deletion(
                 1,
                 column,
             )
-    figure.update_xaxes(title="share of the source tokens (%)", type="log", tickvals=100 * shares)
+    figure.update_xaxes(title="tokens (%)", type="log", tickvals=100 * shares)
     figure.update_yaxes(title=y_label, col=1)
     return figure.update_layout(showlegend=True, legend={"x": 1.02, "y": 1}, margin_r=20)
 

@@ -22,6 +22,7 @@ from workbench.analyses.attention.scores import (
 )
 from workbench.analyses.attribution.agreement import spearman, top_overlap
 from workbench.analyses.induction.ablation import highest
+from workbench.analyses.labels import number_or_dash
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
@@ -74,8 +75,9 @@ class PrefixMatchingConditions(Result):
                     f"L{layer}H{head} {self['prefix_matching'][place, column, layer, head]:.3f}"
                     for layer, head in highest(self["prefix_matching"][place, column], 3)
                 )
+                stability = number_or_dash(self["rank_stability"][place, column], ".2f")
                 lines.append(
-                    f"{f'{length}, {spacing}':<22}{top:<44}ρ {self['rank_stability'][place, column]:.2f}, "
+                    f"{f'{length}, {spacing}':<22}{top:<44}ρ {stability}, "
                     f"{self['top_stability'][place, column]:.0%} of the top {self.settings['n_top']}"
                 )
         threshold = self.settings["pattern_threshold"]

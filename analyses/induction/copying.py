@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.analyses.attention.scores import HeadScore
 from workbench.analyses.induction.ablation import highest
 from workbench.analyses.induction.stream_weights import StreamWeights, centred, check_one_stream
-from workbench.analyses.labels import COPYING_SCORES
+from workbench.analyses.labels import COPYING_SCORES, number_or_dash
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
@@ -45,7 +45,7 @@ class CopyingScores(Result):
             if "in_situ_low" in self:
                 gain += f" [{self['in_situ_low'][layer, head]:+.3f}, {self['in_situ_high'][layer, head]:+.3f}]"
             lines.append(
-                f"{f'L{layer}H{head}':<9}{gain:<32}{self['eigenvalues'][layer, head]:>+12.3f}"
+                f"{f'L{layer}H{head}':<9}{gain:<32}{number_or_dash(self['eigenvalues'][layer, head], '+.3f'):>12}"
                 f"{self['top_share'][layer, head]:>8.1%}"
             )
         last = self["in_situ"].size - 1

@@ -17,6 +17,7 @@ from workbench.analyses.induction.ablation import highest
 from workbench.analyses.interventions.edits import mean_outputs, replace_head, together
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.interventions.sweeps import Head, Intervention, measure
+from workbench.analyses.labels import number_or_dash
 from workbench.analyses.prompts import repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
@@ -78,7 +79,8 @@ class FunctionVectorHeads(Result):
             named = ", ".join(f"L{layer}H{head}" for layer, head in found)
             lines.append(f"Function-vector heads: {named or 'none'}.")
         lines.append(
-            f"Agreement with prefix matching over heads: τ {float(self['tau']):+.2f} (p {float(self['tau_p']):.3f}); "
+            f"Agreement with prefix matching over heads: τ {number_or_dash(self['tau'], '+.2f')} "
+            f"(p {number_or_dash(self['tau_p'])}); "
             f"{float(self['top_overlap']):.0%} of the top {self.settings['n_ablated']} are the same."
         )
         for place, name in enumerate(self.coordinates["set"]):
@@ -111,7 +113,8 @@ class FunctionVectorHeads(Result):
             self["prefix_matching"], self["indirect_effect"], x_label="prefix matching (share of 1)",
             y_label="indirect effect (probability)", theme=theme,
         )  # fmt: skip
-        note = f"{self.define('indirect_effect', 'prefix_matching', 'tau')} Here τ = {float(self['tau']):+.2f}."
+        tau = number_or_dash(self["tau"], "+.2f")
+        note = f"{self.define('indirect_effect', 'prefix_matching', 'tau')} Here τ = {tau}."
         return Drawing(figure, "Function vectors against induction, every head", note + self._no_claim())
 
     def _draw_ablation(self, *, theme: str = "light") -> Drawing:
@@ -156,7 +159,7 @@ def function_vector_heads(
     Args:
         prompts: with corrupted versions that do not show the task, as few_shot_prompts makes them; 40 or more for
             verdicts, as one half is tested.
-        n_ablated: heads in each ablated set; None is 5 % of all heads, at least 2.
+        n_ablated: heads in each ablated set; None is 5 % of all heads, at least 2 where there are 6.
         n_random: random sets, drawn from the heads that are in neither of the others.
         length: of the repeated random tokens on which prefix matching is measured.
         n_permutations: shuffles for the p-value of τ.
@@ -168,7 +171,8 @@ def function_vector_heads(
     """
     check_model(model, predicts=True)
     n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
-    k = max(2, round(0.05 * n_layers * n_heads)) if n_ablated is None else n_ablated
+    usual = min(max(2, round(0.05 * n_layers * n_heads)), n_layers * n_heads // 3)
+    k = usual if n_ablated is None else n_ablated
     _check(prompts, k, n_layers * n_heads, n_random, pattern_threshold)
     repeated = Sequences.read(model, repeated_random_tokens(model, length=length, seed=seed))
     prefix = measure_heads(model, repeated, 1, lambda done, what: progress(0.1 * done, what)).scores["prefix_matching"]
@@ -204,6 +208,11 @@ def _check(prompts: PromptSet, k: int, n_heads: int, n_random: int, pattern_thre
         )
     if len(prompts) < 4:
         raise ValueError(f"{len(prompts)} prompts have no two halves with a mean and an error each; take 4 or more")
+    if n_heads < 3:
+        raise ValueError(
+            f"the model has {n_heads} heads, too few to ablate one function-vector head, one induction head and one "
+            "random one beside each other; take a model of 3 heads or more"
+        )
     if not 1 <= k <= n_heads // 3:
         raise ValueError(
             f"n_ablated must be between 1 and {n_heads // 3}, so that of the model's {n_heads} heads as many random "
@@ -258,8 +267,8 @@ def _untested(prompts: PromptSet, examples: np.ndarray, shuffled: np.ndarray, n_
     n_correct = int(examples[:, 1].sum())
     if scipy.stats.binomtest(n_correct, len(prompts), chance, alternative="greater").pvalue >= ABLE:
         return (
-            f"the model does not do the task, with {n_correct} of {len(prompts)} answers right (the same answer always "
-            f"would be right in {chance:.0%})"
+            f"it is not sure that the model does the task, with {n_correct} of {len(prompts)} answers right (the same "
+            f"answer always would be right in {chance:.0%})"
         )
     gain = examples[:, 0] - shuffled[:, 0]
     if gain.mean() < ROUNDING or scipy.stats.wilcoxon(gain, alternative="greater").pvalue >= ABLE:

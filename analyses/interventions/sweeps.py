@@ -79,8 +79,8 @@ def measure(
         float64 [intervention, prompt], or [intervention, prompt, row] for a metric of each row.
 
     Raises:
-        ValueError: an edit outside the layers, one that returns another shape, as its hook point says, or prompts of
-            several lengths for a model whose rotations depend on them.
+        ValueError: an edit outside the layers, one that returns another shape, as its hook point says, prompts of
+            several lengths for a model whose rotations depend on them, or a metric that is NaN.
     """
     if depends_on_length(model) and not bool(prompts.real.all()):
         raise ValueError(
@@ -105,6 +105,11 @@ def measure(
             hooks = _hooks([interventions[place] for place in chosen], len(prompts))
             stream = None if restart is None else restart[name]
             values[chosen] = _run(model, prompts, len(chosen), layer, stream, hooks, metric).cpu()
+            if bool(values[chosen].isnan().any()):
+                raise ValueError(
+                    f"the {metric.name} is not a number ({interventions[chosen[0]].name or 'the model as it is'} and "
+                    "what was run with it): values exceed the range of the model's type; load the model in float32"
+                )
             done += len(chosen)
             progress(done / len(interventions), f"{done} of {len(interventions)} interventions")
     return values

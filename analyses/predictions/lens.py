@@ -39,17 +39,20 @@ class LogitLens(Result):
 
     def summary(self) -> str:
         depth = len(self["rank"]) - 1
-        rank = np.nanmedian(self["rank"], axis=1)
         settled = np.median(self.first_right)
-        return "\n".join(
-            [
-                self.provenance.sentence(),
+        lines = [
+            self.provenance.sentence(),
+            f"The final prediction stays the most likely from depth {settled:.0f} of {depth} on (median).",
+            f"KL to the final prediction: {np.mean(self['kl_to_final'][depth // 2]):.2f} nats half-way (mean).",
+        ]
+        if len(self.coordinates["query"]) > 1:  # the last token is followed by none, so it has no rank
+            rank = np.median(self["rank"][:, :-1], axis=1)
+            ranks = (
                 f"Median rank of the next token: {rank[0]:.0f} at the embedding, {rank[depth // 2]:.0f} after "
-                f"{depth // 2} of {depth} layers, {rank[-1]:.0f} at the end.",
-                f"The final prediction stays the most likely from depth {settled:.0f} of {depth} on (median).",
-                f"KL to the final prediction: {np.mean(self['kl_to_final'][depth // 2]):.2f} nats half-way (mean).",
-            ]
-        )
+                f"{depth // 2} of {depth} layers, {rank[-1]:.0f} at the end."
+            )
+            lines.insert(1, ranks)
+        return "\n".join(lines)
 
     def _draw_map(self, *, first: int = 0, last: int | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -62,12 +65,10 @@ class LogitLens(Result):
     def _draw_curves(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        with np.errstate(all="ignore"):
-            series = {
-                "loss of the next token": -np.nanmean(self["log_probability"], axis=1),
-                "KL to the final prediction": self["kl_to_final"].mean(axis=1),
-                "entropy": self["entropy"].mean(axis=1),
-            }
+        series = {"KL to the final prediction": self["kl_to_final"], "entropy": self["entropy"]}
+        if len(self.coordinates["query"]) > 1:
+            series = {"loss of the next token": -self["log_probability"][:, :-1]} | series
+        series = {name: values.mean(axis=1) for name, values in series.items()}
         return Drawing(
             figures.curves(series, x_label="depth (layers applied)", y_label="mean over positions (nats)", theme=theme),
             "What is known at every depth",
@@ -114,8 +115,12 @@ def logit_lens(
     axes = ("depth", "query")
     return LogitLens(
         quantities={
-            "rank": Quantity(found["rank"], axes, "", "rank of the token that follows, 1 is the most likely"),
-            "log_probability": Quantity(found["log_probability"], axes, "nats", "log-probability of what follows"),
+            "rank": Quantity(
+                found["rank"], axes, "", "rank of the token that follows, 1 is the most likely; NaN at the last token"
+            ),
+            "log_probability": Quantity(
+                found["log_probability"], axes, "nats", "log-probability of what follows; NaN at the last token"
+            ),
             "entropy": Quantity(found["entropy"], axes, "nats", "entropy of the prediction at this depth"),
             "kl_to_final": Quantity(found["kl_to_final"], axes, "nats", "KL(model's prediction ‖ that of this depth)"),
             "top_probability": Quantity(found["top_probability"], axes, "share of 1", "probability of that token"),

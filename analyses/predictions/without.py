@@ -34,18 +34,23 @@ class SwitchedOff(Result):
     further_tables: ClassVar = {"next_token": ("token",)}
 
     def summary(self) -> str:
-        before, after = (float(np.nanmean(self[f"loss_{when}"])) for when in ("before", "after"))
         place, likely = self.settings["position"], self.coordinates["token"]
         now, then = int(self["probability_before"].argmax()), int(self["probability_after"].argmax())
-        return "\n".join(
-            [
-                self.provenance.sentence(),
-                f"Switched off: {self.off_in_words()}.",
-                f"Mean loss {before:.3f} nats per token, then {after:.3f} ({after - before:+z.3f}).",
-                f"After token {place}, {likely[now]!r} with {self['probability_before'][now]:.3f}, then "
-                f"{likely[then]!r} with {self['probability_after'][then]:.3f}; KL {self['kl'][place]:.3f} nats.",
-            ]
-        )
+        lines = [
+            self.provenance.sentence(),
+            f"Switched off: {self.off_in_words()}.",
+            f"After token {place}, {likely[now]!r} with {self['probability_before'][now]:.3f}, then "
+            f"{likely[then]!r} with {self['probability_after'][then]:.3f}; KL {self['kl'][place]:.3f} nats.",
+        ]
+        if (losses := self.mean_losses()) is not None:
+            before, after = losses
+            lines.insert(2, f"Mean loss {before:.3f} nats per token, then {after:.3f} ({after - before:+z.3f}).")
+        return "\n".join(lines)
+
+    def mean_losses(self) -> tuple[float, float] | None:
+        """In nats per token, before and after; None of a single token, which no other follows."""
+        before, after = (self[f"loss_{when}"][:-1] for when in ("before", "after"))
+        return (float(before.mean()), float(after.mean())) if len(before) else None
 
     def off_in_words(self) -> str:
         """The parts that are switched off."""
@@ -117,7 +122,8 @@ def what_if(
     chances = [model.to_logits(x[place][None, None])[0, 0].double().softmax(dim=-1) for x in (before, after)]
     likely = torch.maximum(*chances).topk(min(n_tokens, len(chances[0]))).indices
     tokenizer = getattr(model, "tokenizer", None)
-    loss, chance = "loss of the token that follows", "probability of each of the likeliest next tokens"
+    loss = "loss of the token that follows, NaN at the last"
+    chance = "probability of each of the likeliest next tokens"
     return SwitchedOff(
         quantities={
             "loss_before": Quantity(found["loss_before"], ("query",), "nats", f"{loss}, the model as it is"),

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.analyses.attention.scores import known_median
+from workbench.analyses.labels import number_or_dash
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model, check_plain_causal, emits_statistics, is_bidirectional
@@ -44,18 +46,23 @@ class MassiveActivations(Result):
             )
         else:
             depth = int(np.argmax(self["largest"]))
+            largest, usual = float(self["largest"][depth]), float(self["median"][depth])
+            times = f"{largest / usual:.0f} × the median, " if usual else ""
             lines.append(
-                f"No massive activation ({rule}): the largest |x| is {self['largest'][depth]:.1f} at depth {depth}, "
-                f"{self['largest'][depth] / self['median'][depth]:.0f} × the median, at position "
-                f"{self['largest_position'][depth]}."
+                f"No massive activation ({rule}): the largest |x| is {largest:.1f} at depth {depth}, {times}"
+                f"at position {self['largest_position'][depth]}."
             )
-        middle = {name: float(np.nanmedian(self[name])) for name in self.names("layer", "head")}
+
+        def middle(name: str, spec: str) -> str:
+            return number_or_dash(known_median(self[name]), spec)
+
         lines += [
-            f"Median head at position {at}: ‖v‖ {middle['value_norm_ratio']:.2f} × and ‖k‖ "
-            f"{middle['key_norm_ratio']:.2f} × the median key's; cosine of k with the mean query "
-            f"{middle['key_cosine_at_sink']:+.2f}, of the median key {middle['key_cosine_median']:+.2f}.",
-            f"It takes {middle['sink_weight']:.3f} of the weight and gives {middle['output_share']:.3f} of the output.",
-            f"Entropy {middle['entropy']:.2f} nats with it and {middle['entropy_without_sink']:.2f} without.",
+            f"Median head at position {at}: ‖v‖ {middle('value_norm_ratio', '.2f')} × and ‖k‖ "
+            f"{middle('key_norm_ratio', '.2f')} × the median key's; cosine of k with the mean query "
+            f"{middle('key_cosine_at_sink', '+.2f')}, of the median key {middle('key_cosine_median', '+.2f')}.",
+            f"It takes {middle('sink_weight', '.3f')} of the weight and gives {middle('output_share', '.3f')} of the "
+            "output.",
+            f"Entropy {middle('entropy', '.2f')} nats with it and {middle('entropy_without_sink', '.2f')} without.",
         ]
         return "\n".join(lines)
 

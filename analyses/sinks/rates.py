@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.attention.scores import MIN_FOR_INTERVAL, N_RESAMPLES, SCORES, exceeds
-from workbench.analyses.labels import SINK_SCORES
+from workbench.analyses.attention.scores import MIN_FOR_INTERVAL, N_RESAMPLES, SCORES, exceeds, known_median
+from workbench.analyses.labels import SINK_SCORES, number_or_dash
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
 from workbench.analyses.sinks.kinds import TOKEN_KINDS, token_kinds
@@ -59,7 +59,8 @@ class AttentionSinks(Result):
             f"Mean weight on position {position}: {np.nanmean(weight):.3f} over all heads, "
             f"{weight[layer, head]:.3f} in L{layer}H{head}. {masses}.",
             f"Norms at position {position} over those of the median key, median over heads: "
-            f"‖v‖ {np.nanmedian(self['value_norm_ratio']):.2f}, ‖v W_O‖ {np.nanmedian(self['output_norm_ratio']):.2f}.",
+            f"‖v‖ {number_or_dash(known_median(self['value_norm_ratio']), '.2f')}, "
+            f"‖v W_O‖ {number_or_dash(known_median(self['output_norm_ratio']), '.2f')}.",
         ]
         if "sink_rate_by_kind" in self:
             kinds = zip(self.coordinates["kind"], self["sink_rate_by_kind"], self["n_keys_by_kind"], strict=True)

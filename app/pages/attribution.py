@@ -179,8 +179,12 @@ def named_heads(result: Any) -> Any:
 
 def numbers_that_matter(result: Any) -> html.Div:
     tau, low, high = (result[name][:, 0] for name in ("tau", "tau_low", "tau_high"))
-    best = int(np.nanargmax(tau))
     weight = result.measures.index("max_weight")
+    if np.isfinite(tau).any():
+        best = int(np.nanargmax(tau))
+        best_tau, best_name = f"{tau[best]:+.2f}", ATTENTION_MEASURES[result.measures[best]]
+    else:
+        best_tau, best_name = "–", "no measure differs between heads"
     counts = [str(len(result.heads(verdict))) if not result.settings["untested"] else "–" for verdict in NAMED]
     return tiles(
         (
@@ -188,8 +192,12 @@ def numbers_that_matter(result: Any) -> html.Div:
             f"{result['baseline'].mean():+.2f}",
             f"logits over the wrong one, {len(result['baseline'])} prompts",
         ),
-        ("τ of the largest weight", f"{tau[weight]:+.2f}", _interval(low[weight], high[weight])),
-        ("Best measure", f"{tau[best]:+.2f}", ATTENTION_MEASURES[result.measures[best]]),
+        (
+            "τ of the largest weight",
+            "–" if np.isnan(tau[weight]) else f"{tau[weight]:+.2f}",
+            _interval(low[weight], high[weight]),
+        ),
+        ("Best measure", best_tau, best_name),
         ("Decide, hardly attend", counts[0], "heads"),
         ("Attend, change nothing", counts[1], "heads"),
     )

@@ -118,13 +118,17 @@ def shown_part(result: Any, first: int) -> str:
 
 
 def numbers_that_matter(result: Any) -> html.Div:
-    rank, half = np.nanmedian(result["rank"], axis=1), (len(result["rank"]) - 1) // 2
-    right = float(np.nanmean(result["rank"][-1] == 1))
+    ranks, depth = result["rank"][:, :-1], len(result["rank"]) - 1  # nothing follows the last token
+    if ranks.size:
+        half_way, at_end = (f"{np.median(ranks[at]):,.0f}" for at in (depth // 2, -1))
+        right = f"{np.mean(ranks[-1] == 1):.0%}"
+    else:
+        half_way = at_end = right = "–"
     return tiles(
-        ("Median rank, half-way", f"{rank[half]:,.0f}", f"of the next token, depth {half}"),
-        ("Median rank, at the end", f"{rank[-1]:,.0f}", "of the next token"),
-        ("Predicted right", f"{right:.0%}", "of the text's tokens"),
-        ("Settled at depth", f"{np.median(result.first_right):.0f}", f"of {len(rank) - 1}, median"),
+        ("Median rank, half-way", half_way, f"of the next token, depth {depth // 2}"),
+        ("Median rank, at the end", at_end, "of the next token"),
+        ("Predicted right", right, "of the text's tokens"),
+        ("Settled at depth", f"{np.median(result.first_right):.0f}", f"of {depth}, median"),
     )
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import dash_mantine_components as dmc
-import numpy as np
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html
 from dash.exceptions import PreventUpdate
 
@@ -187,11 +186,11 @@ def with_chosen(off: list[str], button: str, view: View) -> list[str]:
 
 
 def numbers_that_matter(result: Any) -> html.Div:
-    before, after = (float(np.nanmean(result[f"loss_{when}"])) for when in PATTERNS)
+    losses = result.mean_losses()
     place, tokens = result.settings["position"], result.coordinates["token"]
     first, then = (int(result[f"probability_{when}"].argmax()) for when in PATTERNS)
     return tiles(
-        ("Mean loss", f"{before:.2f} → {after:.2f}", "nats per token"),
+        ("Mean loss", "–" if losses is None else "{:.2f} → {:.2f}".format(*losses), "nats per token"),
         ("Prediction moves by", f"{result['kl'][place]:.2f}", f"nats KL after token {place}"),
         ("Most likely before", f"“{visible(tokens[first])}”", f"{result['probability_before'][first]:.2f}"),
         ("Most likely after", f"“{visible(tokens[then])}”", f"{result['probability_after'][then]:.2f}"),

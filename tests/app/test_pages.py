@@ -15,8 +15,17 @@ import torch
 from dash import no_update
 from dash.exceptions import PreventUpdate
 
-from workbench import HookedTransformer
-from workbench.analyses import InductionHeads, attention_sinks, figures, head_pattern, head_statistics, induction_heads
+from workbench import HookedTransformer, TransformerConfig
+from workbench.analyses import (
+    InductionHeads,
+    PromptSet,
+    attention_sinks,
+    attribution_agreement,
+    figures,
+    head_pattern,
+    head_statistics,
+    induction_heads,
+)
 from workbench.analyses.labels import ABLATIONS, ATTENTION_MEASURES, HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.app import registry
 from workbench.app.components import message, on_card
@@ -510,3 +519,22 @@ def test_a_computation_is_the_same_job_only_for_the_same_input(services: Service
     keys = [services.head_pattern(change(view)).key for change in changes]
     assert len({*keys, services.head_pattern(view).key}) == len(changes) + 1
     assert services.head_pattern(view).key == services.head_pattern(dataclasses.replace(view, score="entropy")).key
+
+
+@pytest.mark.parametrize("page", ["lens", "what-if"])
+def test_one_token_has_no_loss_and_no_rank(services: Services, page: str) -> None:
+    view = dataclasses.replace(services.default, page=page, text="a", max_tokens=1, layer=0, head=0)
+    result = finish(services, view)[0]
+    assert len(result.coordinates["query"]) == 1
+    shown = shown_text(registry.BY_NAME[page].numbers_that_matter(result))
+    assert "nan" not in shown and "–" in shown
+
+
+def test_where_no_head_differs_no_measure_is_the_best() -> None:
+    cfg = TransformerConfig(n_layers=1, d_model=8, n_heads=1, d_head=4, d_mlp=8, d_vocab=20, n_ctx=16)
+    tokens = torch.randint(0, 20, (3, 6), generator=torch.Generator().manual_seed(0))
+    target = torch.arange(3)
+    prompts = PromptSet(tokens, torch.ones_like(tokens).bool(), target, target + 1, (tokens + 1) % 20, "one", "tokens")
+    result = attribution_agreement(HookedTransformer(cfg).eval(), prompts, ablations=("zero",), n_permutations=9)
+    shown = shown_text(attribution.numbers_that_matter(result))
+    assert "nan" not in shown and "no measure differs" in shown

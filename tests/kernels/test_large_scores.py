@@ -56,3 +56,14 @@ def test_weights_of_single_pairs_err_by_a_few_units_of_the_score(spread: float) 
     for place, back in enumerate((0, 1)):
         expected = torch.nn.functional.pad(exact.diagonal(-back, -2, -1), (back, 0))
         assert (found["offset_mass"][..., place] - expected).abs().max() <= rounding
+
+
+@pytest.mark.parametrize("spread", [400, 1e5, 1e8])
+def test_no_weight_of_a_single_pair_is_above_1(spread: float) -> None:
+    """Scores of which float32 keeps no digit behind the point give weights of no use, but no infinite ones."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 4, N, 32, generator=generator) * spread for _ in range(2))
+    request = StatisticsRequest(sink_keys=1, offsets=(0, 1))
+    found = attention(q, k, k, mask=AttentionMask(), statistics=request, backend="streaming").statistics
+    for mass in (found["sink_mass"], found["offset_mass"]):
+        assert mass.min() >= 0 and mass.max() <= 1

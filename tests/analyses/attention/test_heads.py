@@ -265,7 +265,14 @@ def test_the_mass_on_sinks_says_on_how_many_tokens(random_model: HookedTransform
 
 
 def test_weights_that_are_no_numbers_give_no_scores(random_model: HookedTransformer) -> None:
-    broken = copy.deepcopy(random_model)
-    broken.blocks[1].attn.W_K.data[0] = float("nan")
-    with pytest.raises(ValueError, match="the attention of layer 1 is not finite"):
-        head_statistics(broken, torch.arange(3, 9)[None])
+    tokens = torch.arange(3, 9)[None]
+    for weight, message in (
+        (float("nan"), "blocks.1.attn.W_K of custom holds NaN or infinity"),
+        (float("inf"), "blocks.1.attn.W_K of custom holds NaN or infinity"),
+        (1e38, "the attention of layer 1 is not finite"),
+        (1e12, "the attention scores of layer 1 reach .* load the model in float64"),
+    ):
+        broken = copy.deepcopy(random_model)
+        broken.blocks[1].attn.W_K.data[0] = weight
+        with pytest.raises(ValueError, match=message):
+            head_statistics(broken, tokens)

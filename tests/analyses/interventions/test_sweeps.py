@@ -161,3 +161,10 @@ def test_means_leave_pads_out(model: HookedTransformer, prompts: Sequences) -> N
     by_position = mean_outputs(model, prompts, [name], by="position")[name]
     torch.testing.assert_close(by_position[5], values[:2, 5].mean(0))  # the third prompt has 4 tokens
     torch.testing.assert_close(by_position[9], values[0, 9])
+
+
+def test_a_metric_that_is_no_number_is_refused(model: HookedTransformer, prompts: Sequences) -> None:
+    beyond = replace_activation("blocks.1.hook_mlp_out", float("inf"))
+    metric = log_probability(torch.tensor([1, 2, 3]), last_rows(prompts.real))
+    with pytest.raises(ValueError, match="log-probability is not a number"):
+        measure(model, prompts, [Intervention(), beyond], metric)
