@@ -74,7 +74,7 @@ class SourceAttribution(Result):
             self.coordinates["ranking"], self["comprehensiveness_aopc"], self["sufficiency_aopc"], strict=True
         )
         lines.append(
-            "Probability of the target lost without the first tokens / with them only (AOPC): "
+            "Probability of the target lost without a ranking's first tokens / with only these (AOPC): "
             + "; ".join(f"{str(name).replace('_', ' ')} {c:.3f} / {s:.3f}" for name, c, s in rankings)
             + "."
         )
@@ -114,8 +114,8 @@ class SourceAttribution(Result):
             labels,
             np.array(SHARES),
             {
-                "comprehensiveness: without the first": self["comprehensiveness"],
-                "sufficiency: with only the first": self["sufficiency"],
+                "without the first": self["comprehensiveness"],
+                "with only the first": self["sufficiency"],
             },
             y_label="probability of the target lost",
             theme=theme,

@@ -317,7 +317,9 @@ def _place_labels(figure: go.Figure, width: float, height: float) -> None:
     traces = [trace for trace in figure.data if trace.type == "scatter" and "text" in (trace.mode or "")]
     if not traces:
         return
-    drawn = np.hstack([_drawn(figure, trace) for trace in traces])
+    beside = [trace for trace in figure.data if trace.type == "scatter" and trace not in traces]
+    beside = [trace for trace in beside if (trace.xaxis, trace.yaxis) == (traces[0].xaxis, traces[0].yaxis)]
+    drawn = np.hstack([_drawn(figure, trace) for trace in (*traces, *beside)])  # lines take room, too
     texts = [text for trace in traces for text in trace.text]
     named = sorted((i for i, text in enumerate(texts) if text), key=lambda i: -drawn[1, i])
     widest = max((_width(text) for text in texts), default=0.0)
