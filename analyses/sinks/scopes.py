@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.analyses.interventions.edits import cut_edges, replace_contribution, together
 from workbench.analyses.interventions.sweeps import Intervention
 from workbench.analyses.running import Sequences, cached
-from workbench.analyses.support import layer_masks
+from workbench.analyses.support import depends_on_length, layer_masks
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,8 @@ def read_key(model: Any, sequences: Sequences, received: Tensor, later: Tensor, 
     n_readers = torch.stack([of_layer.sum(dim=1) for of_layer in readers]).double().cpu()  # [layer, sequence]
     sums = received[..., position]  # [layer, sequence, head]
     names = [f"blocks.{layer}.attn.hook_v" for layer in range(model.cfg.n_layers)]
-    values = cached(model, sequences.first(position + 1), names)  # later tokens change none of these
+    # Later tokens change none of these values, but where they change the rotations.
+    values = cached(model, sequences if depends_on_length(model) else sequences.first(position + 1), names)
     constants = []
     for layer, name in enumerate(names):
         v = values[name][:, position].double().cpu()  # [sequence, n_key_value_heads, d_head]

@@ -16,7 +16,10 @@ from torch import Tensor
 from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import SinkInterventions, attention_sinks, load_result, massive_activations, sink_interventions
 from workbench.analyses.interventions.edits import cut_edges, replace_contribution
+from workbench.analyses.running import Sequences
 from workbench.analyses.sinks.purpose import CONDITIONS, EDITS, _verdict
+from workbench.analyses.sinks.scopes import read_key
+from workbench.config import RopeScaling
 
 VOCABULARY, N = 32, 44
 CONSTANT, TELLING = 3.0, 2.0  # logits that the second and the third head add
@@ -236,6 +239,28 @@ def test_every_change_is_that_of_a_naive_loop(random_model: HookedTransformer) -
                 for edit in range(4 if len(heads) == 4 else 3):
                     expected = naive(model, row, key, first, layers, heads, edit, constants) - plain
                     assert found["loss_change"][scope, which, edit, place] == pytest.approx(expected, abs=1e-9)
+
+
+def test_constants_are_of_the_whole_text_where_its_length_changes_rotations() -> None:
+    torch.manual_seed(0)
+    scaling = RopeScaling(type="dynamic", factor=4.0, original_context=16)
+    cfg = TransformerConfig(
+        n_layers=3, d_model=24, n_heads=4, d_head=6, d_mlp=8, d_vocab=30, n_ctx=64, initializer_range=0.4,
+        init_mode="normal", positional_embedding_type="rotary", rope_scaling=scaling,
+    )  # fmt: skip
+    model = HookedTransformer(cfg).eval().double()
+    tokens, position, first = torch.randint(0, 30, (3, 40), generator=torch.Generator().manual_seed(0)), 5, 24
+    cache = model.run_with_cache(tokens)[1]
+    later = (torch.arange(40) >= first).expand(3, -1)
+    patterns = torch.stack([cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(3)])
+    received = patterns[:, :, :, first:].sum(dim=3)  # [layer, sequence, head, key]
+    found = read_key(model, Sequences(tokens, torch.ones(3, 40, dtype=torch.bool)), received, later, position)
+    for layer in range(3):
+        v = cache[f"blocks.{layer}.attn.hook_v"][:, position]  # [sequence, head, d_head]
+        read = patterns[layer, :, :, first:, position].mean(dim=2)[..., None] * v
+        for place in range(3):
+            others = torch.arange(3) != place
+            torch.testing.assert_close(found.constant[layer][place], read[others].mean(dim=0))
 
 
 def test_a_window_that_has_passed_the_sink_leaves_nothing_to_edit() -> None:
