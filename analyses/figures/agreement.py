@@ -205,8 +205,9 @@ def diagonal(
     points, shown = points[:, known], [name for name, is_known in zip(names, known, strict=True) if is_known]
     distances = np.abs(points[1] - points[0])
     furthest = np.argsort(-distances, kind="stable")[:n_labels]
-    sides = label_places(points, furthest[distances[furthest] > distances.max() / 20])
     style, ends = THEMES[theme], [float(points.min()), float(points.max())]
+    with_line = np.hstack([points, [ends, ends]])
+    sides = label_places(with_line, furthest[distances[furthest] > distances.max() / 20])
     figure = blank_figure(theme, height=460)
     line = {"color": style.text, "width": 1, "dash": "dot"}
     figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, hoverinfo="skip"))
