@@ -88,7 +88,9 @@ class HeadZoo(Result):
         for name in self.score_names:
             layer, head = np.unravel_index(np.nanargmax(self[name]), self[name].shape)
             at = f"L{layer}H{head}"
-            lines.append(f"{name:<32}{self[name][layer, head]:>z9.3f}  {at:<10}{np.nanmean(self[name]):>z14.3f}")
+            n = int(np.isfinite(self[name]).sum())
+            among = f"  of the {n} that have one" if n < self[name].size else ""
+            lines.append(f"{name:<32}{self[name][layer, head]:>z9.3f}  {at:<10}{np.nanmean(self[name]):>z14.3f}{among}")
         alike = ", ".join(f"{a} and {b} {value:+.2f}" for a, b, value in self.most_alike())
         lines.append(f"Outputs most alike: {alike}." if alike else "No head's output changes.")
         lines.append(f"Repeated: on {self.settings['repeated']}.")

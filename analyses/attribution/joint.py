@@ -120,7 +120,8 @@ class JointAblation(Result):
             y_label=f"together less alone ({self.settings['unit']})",
             theme=theme,
         )
-        return Drawing(figure, "What heads do together beyond what each does alone", self.define("excess"))
+        bars = " Bars: 95 % bootstrap intervals over prompts." if np.isfinite(self["excess_low"]).any() else ""
+        return Drawing(figure, "What heads do together beyond what each does alone", self.define("excess") + bars)
 
     def _draw_map(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures

@@ -82,12 +82,18 @@ class PromptSet:
         return metrics.log_probability(self.target, self.rows)
 
     def subset(self, indices: Sequence[int] | Tensor) -> Self:
-        """Some of the prompts, in that order. Raises ValueError for none of them, or for one that is not there."""
+        """Some of the prompts, in that order, which the description counts.
+
+        Raises:
+            ValueError: none of them, or one that is not there.
+        """
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         if not chosen.numel() or int(chosen.min()) < 0 or int(chosen.max()) >= len(self):
             raise ValueError(f"indices must be some of 0 to {len(self) - 1}, got {chosen.tolist()}")
         per_prompt = {field: getattr(self, field) for field in self._per_prompt()}
-        return replace(self, **{field: value[chosen] for field, value in per_prompt.items() if value is not None})
+        kept = {field: value[chosen] for field, value in per_prompt.items() if value is not None}
+        counted = f"; {len(chosen)} of them" if len(chosen) != len(self) else ""
+        return replace(self, **kept, description=self.description + counted)
 
     def _per_prompt(self) -> tuple[str, ...]:
         """Fields with one entry for each prompt."""

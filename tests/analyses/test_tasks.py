@@ -144,6 +144,8 @@ def test_subsets_and_halves_keep_prompts_and_answers_together(demo: HookedTransf
     for field in ("tokens", "real", "target", "foil", "corrupted", "start"):
         assert torch.equal(getattr(some, field), getattr(prompts, field)[[4, 1]])
     assert torch.equal(some.years, prompts.years) and isinstance(some, YearPrompts)
+    assert some.description == f"{prompts.description}; 2 of them"
+    assert prompts.subset(range(9)).description == prompts.description
     first, second = prompts.halves(seed=3)
     assert (len(first), len(second)) == (5, 4)
     rows = [tuple(row) for half in (first, second) for row in half.tokens.tolist()]

@@ -173,6 +173,9 @@ def test_it_is_saved_tabulated_and_drawn(found: HeadZoo, tmp_path: Path) -> None
     again = load_result(found.save(tmp_path / "zoo"))
     assert isinstance(again, HeadZoo) and again.summary() == found.summary()
     assert "induction: 2 (L1H0, L1H1); prefix matching of 0.3 or more" in found.summary()
+    n = int(np.isfinite(found["effective_context"]).sum())  # the others hold too little within any W
+    (line,) = [line for line in found.summary().splitlines() if line.startswith("effective_context ")]
+    assert 0 < n < 8 and line.endswith(f"of the {n} that have one")
     tables = again.tables()
     assert list(tables) == ["", "windows", "outputs"] and len(tables[""]) == 8 and len(tables["windows"]) == 40
     assert {"kind", "output_rank", "effective_context", "prefix_matching_repeated"} <= set(tables[""].columns)

@@ -59,6 +59,7 @@ def test_heads_that_stand_in_for_each_other() -> None:
     np.testing.assert_allclose(result["alone"][row], [one, 2 * one, 2 * one], atol=1e-9)
     np.testing.assert_allclose(result["excess"][row], [0, both - 2 * one, both - 2 * one], atol=1e-9)
     np.testing.assert_allclose(result["excess_low"][row, 1], both - 2 * one, atol=1e-6)  # all prompts are alike
+    assert "Bars: 95 % bootstrap intervals" in result.drawing("excess").note
     assert result.peak("ablation effect") == 2
     assert "ablation effect, first 2: together -0.986, alone -0.075, difference -0.911 [-0.911, -0.911]" in (
         result.summary()
