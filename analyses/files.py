@@ -14,6 +14,9 @@ def write_together(files: Mapping[Path, bytes]) -> None:
     Raises:
         OSError: a file cannot be written.
     """
+    for path in files:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
     temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in files}
     try:
         for path, content in files.items():

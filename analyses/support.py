@@ -43,6 +43,10 @@ def check_model(model: Any, *, layer: int | None = None, predicts: bool = False)
     Raises:
         ValueError: what the model is, and what can be done with it.
     """
+    if isinstance(model, str):
+        raise ValueError(
+            f"model must be a loaded model, such as HookedTransformer.from_pretrained({model!r}), got text"
+        )
     cfg = model.cfg
     name = getattr(cfg, "model_name", type(model).__name__)
     if getattr(cfg, "n_encoder_layers", None) is not None:

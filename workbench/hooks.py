@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
-from transformer_lens.ActivationCache import ActivationCache
+from transformer_lens.ActivationCache import ActivationCache as BaseActivationCache
 from transformer_lens.hook_points import HookPoint as BaseHookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
@@ -108,6 +108,22 @@ class ReadOnlyHookPoint(_KnowsPositions):
                 "Return None from the hook; to intervene, hook attn.hook_pattern, attn.hook_z or attn.hook_v."
             )
         return x
+
+
+class ActivationCache(BaseActivationCache):
+    """transformer_lens' cache, which says what it holds when asked for something else."""
+
+    def __getitem__(self, key: Any) -> Tensor:
+        try:
+            return super().__getitem__(key)
+        except KeyError as missing:
+            name = str(missing.args[0])
+            closest = difflib.get_close_matches(name, self.cache_dict, n=2)
+            advice = f"did you mean {' or '.join(closest)}? " if closest else ""
+            raise KeyError(
+                f"{name} is not in this cache; {advice}Statistics, results and split inputs of heads are kept where "
+                "they are asked for: run_with_cache(…, names_filter=…), or model.hook_dict for what there is"
+            ) from None
 
 
 class HookedModel(HookedRootModule):

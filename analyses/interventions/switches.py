@@ -27,12 +27,14 @@ def switched_off(model: Any, names: Sequence[str], n_tokens: int) -> Interventio
     Raises:
         ValueError: a name that is none, or that names what the model or the prompt does not have.
     """
+    if isinstance(names, str):
+        raise ValueError(f"names of what is switched off come in a list, such as [{names!r}], got a single text")
     parts = [part for name in names for part in _parts(model, name, n_tokens)]
     return together(parts, ", ".join(names))
 
 
 def _parts(model: Any, name: str, n_tokens: int) -> list[Intervention]:
-    match = _NAME.fullmatch(name)
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None or name == "*":
         raise ValueError(f"{name!r} names nothing that can be switched off; write {WRITTEN_AS}")
     mlp, layer, head, query, key = (None if part is None else _number(part, name) for part in match.groups())

@@ -129,6 +129,6 @@ def test_several_results_share_a_page(hostile_results: list[Result], page: Page,
 def test_no_results_and_no_folder_are_refused(hostile_results: list[Result], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one result"):
         write_report([], tmp_path / "report.html")
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError, match="no folder .*missing"):
         write_report(hostile_results, tmp_path / "missing" / "report.html")
     assert not list(tmp_path.iterdir())

@@ -160,6 +160,10 @@ def test_an_unfiltered_cache_holds_no_statistics(pair, tokens):
     _, cache = pair.model.run_with_cache(tokens)
     assert PATTERN in cache
     assert ENTROPY not in cache
+    with pytest.raises(KeyError, match=f"{ENTROPY} is not in this cache.*names_filter"):
+        cache[ENTROPY]
+    with pytest.raises(KeyError, match=f"did you mean {PATTERN}"):
+        cache[PATTERN[:-1]]
 
 
 def test_position_slices_of_statistics_slice_queries(pair, tokens):

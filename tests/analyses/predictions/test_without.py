@@ -103,6 +103,18 @@ def test_what_there_is_not_is_refused(random_model: HookedTransformer, name: str
         what_if(random_model, TOKENS, [name])
 
 
+def test_names_come_in_a_list_of_texts(random_model: HookedTransformer) -> None:
+    with pytest.raises(ValueError, match=r"come in a list, such as \['L1H2'\]"):
+        what_if(random_model, TOKENS, "L1H2")
+    with pytest.raises(ValueError, match=r"\(1, 2\) names nothing .* write a head as L3H7"):
+        what_if(random_model, TOKENS, [(1, 2)])
+
+
+def test_the_name_of_a_model_is_not_a_model() -> None:
+    with pytest.raises(ValueError, match="HookedTransformer.from_pretrained\\('demo'\\)"):
+        what_if("demo", TOKENS)
+
+
 def test_options_out_of_their_range_are_refused(random_model: HookedTransformer) -> None:
     with pytest.raises(ValueError, match="position"):
         what_if(random_model, TOKENS, position=9)
