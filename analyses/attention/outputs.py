@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.running import Progress, Sequences, cached
+from workbench.analyses.support import depends_on_length
 
 TOKENS_AT_A_TIME = 64  # the outputs of all heads are held for so many
 
@@ -31,7 +32,7 @@ def compare_outputs(model: Any, sequences: Sequences, progress: Progress) -> tup
     second = torch.zeros(n_layers, n_heads, W_O.shape[2], W_O.shape[2], dtype=torch.float64, device=W_O.device)
     z_sums = torch.zeros(n_layers, n_heads, W_O.shape[2], dtype=torch.float64, device=W_O.device)
     n = n_done = 0
-    for batch in sequences.batches(1024):
+    for batch in sequences.batches(1024, one_length=depends_on_length(model)):
         batch = batch.to(model.cfg.device)
         values = cached(model, batch, names)
         counted = batch.real.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from workbench.analyses import HeadZoo, head_statistics, head_zoo, load_result, 
 from workbench.analyses.attention.windows import window_masses
 from workbench.analyses.attention.zoo import KINDS
 from workbench.analyses.running import Sequences, silent
+from workbench.config import RopeScaling
 
 N = 40
 
@@ -81,9 +83,16 @@ def test_scores_are_those_of_the_two_inputs(random_model: HookedTransformer) -> 
         np.testing.assert_array_equal(found[f"{name}_repeated"], again[name])
 
 
-def test_outputs_are_those_of_a_naive_loop(random_model: HookedTransformer) -> None:
+@pytest.mark.parametrize("scaling", [None, RopeScaling(type="dynamic", factor=4.0, original_context=16)])
+def test_outputs_are_those_of_a_naive_loop(random_model: HookedTransformer, scaling: RopeScaling | None) -> None:
     tokens, mask = drawn(3, 50), torch.ones(3, N, dtype=torch.int64)
     mask[1, :9] = 0  # pads on the left
+    if scaling is not None:  # how a sequence is read then depends on its length, not on that of others beside it
+        weights, random_model = (
+            random_model.state_dict(),
+            HookedTransformer(replace(random_model.cfg, rope_scaling=scaling)),
+        )
+        random_model.eval().load_state_dict(weights)
     found = head_zoo(random_model, tokens, attention_mask=mask, length=10, n_sequences=2)
     written = []
     for row, real in zip(tokens, mask.bool(), strict=True):
