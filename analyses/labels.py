@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 HEAD_SCORES = {
     "prefix_matching": "Prefix matching",
@@ -51,6 +55,6 @@ ATTENTION_MEASURES = {
 }
 
 
-def number_or_dash(value: float, spec: str = ".3f") -> str:
+def number_or_dash(value: float | np.ndarray, spec: str = ".3f") -> str:
     """A number as text, and a dash where there is none (NaN)."""
     return "–" if math.isnan(value) else f"{value:{spec}}"

@@ -34,7 +34,7 @@ def token_kinds(model: Any, sequences: Sequences) -> np.ndarray | None:
 def _continuation_mark(tokenizer: Any) -> str:
     """What WordPiece writes before every token but the first of a word; empty for other tokenizers."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    return model.continuing_subword_prefix if type(model).__name__ == "WordPiece" else ""
+    return str(getattr(model, "continuing_subword_prefix", "")) if type(model).__name__ == "WordPiece" else ""
 
 
 def _text(tokenizer: Any, token: int, mark: str) -> str:
