@@ -33,6 +33,22 @@ def depends_on_length(model: Any) -> bool:
     return emits_statistics(model) and scaling is not None and scaling.depends_on_length
 
 
+def check_one_length(model: Any, real: Tensor) -> None:
+    """Refuses prompts of several lengths where the longest would decide how the others are read.
+
+    Args:
+        real: bool [prompt, pos], their real tokens.
+
+    Raises:
+        ValueError: what to do instead.
+    """
+    if depends_on_length(model) and not bool(real.all()):
+        raise ValueError(
+            "this model's rotations depend on a prompt's length, so prompts of several lengths cannot share a run; "
+            "pass prompts of one length at a time"
+        )
+
+
 def check_model(model: Any, *, layer: int | None = None, predicts: bool = False) -> None:
     """Refuses the models that an analysis would have no number for, or a wrong one.
 

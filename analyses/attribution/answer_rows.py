@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from workbench.analyses.attribution.patching import TOKENS_PER_GRADIENT
 from workbench.analyses.running import TOKENS_PER_RUN, cached
-from workbench.analyses.support import depends_on_length, emits_statistics
+from workbench.analyses.support import check_one_length, emits_statistics
 from workbench.analyses.tasks import PromptSet
 
 HALVINGS = 10  # of the way from the original weights of a head to others
@@ -29,11 +29,7 @@ class AnswerRows:
     """
 
     def __init__(self, model: Any, prompts: PromptSet, layer: int, *, keep_first: bool) -> None:
-        if depends_on_length(model) and not bool(prompts.real.all()):
-            raise ValueError(
-                "this model's rotations depend on a prompt's length, so prompts of several lengths cannot share a run; "
-                "pass prompts of one length"
-            )
+        check_one_length(model, prompts.real)
         self._model, self._layer, self._name = model, layer, f"blocks.{layer}.attn.hook_pattern"
         self._batch, self._rows = prompts.sequences.to(model.cfg.device), prompts.rows[:, 0].to(model.cfg.device)
         names = [f"blocks.{layer}.hook_resid_pre", f"blocks.{layer}.attn.hook_attn_scores", self._name]

@@ -15,7 +15,7 @@ from workbench.analyses.attribution.patching import check_choice, corrupted_sequ
 from workbench.analyses.prompts import text_frame
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
-from workbench.analyses.support import check_model, emits_statistics
+from workbench.analyses.support import check_model, check_one_length, emits_statistics
 from workbench.analyses.tasks import PromptSet
 from workbench.analyses.token_texts import token_texts
 
@@ -133,6 +133,7 @@ def integrated_gradients(
     check_choice("metric", metric, get_args(MetricName))
     if not 1 <= n_steps <= MOST_STEPS:
         raise ValueError(f"n_steps must lie between 1 and {MOST_STEPS}, got {n_steps}")
+    check_one_length(model, prompts.real)
     line = _Line(model, prompts, baseline, metric)
     value, of_baseline = line.ends()
     change = value - of_baseline

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, cached, emits_statistics, silent
-from workbench.analyses.support import depends_on_length
+from workbench.analyses.support import check_one_length
 
 Edit = Callable[[Tensor, Any], Tensor]  # (activation [prompt, pos, …] of one intervention, its hook point) → the same
 Head = tuple[int, int]  # layer, head
@@ -82,11 +82,7 @@ def measure(
         ValueError: an edit outside the layers, one that returns another shape, as its hook point says, prompts of
             several lengths for a model whose rotations depend on them, or a metric that is NaN.
     """
-    if depends_on_length(model) and not bool(prompts.real.all()):
-        raise ValueError(
-            "this model's rotations depend on a prompt's length, so prompts of several lengths cannot share a run; "
-            "measure prompts of one length at a time"
-        )
+    check_one_length(model, prompts.real)
     n_layers = model.cfg.n_layers
     prompts = prompts.to(model.cfg.device)
     firsts = [intervention.first_layer(n_layers) for intervention in interventions]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import cached, provenance
-from workbench.analyses.support import check_model, emits_statistics
+from workbench.analyses.support import check_model, check_one_length, emits_statistics
 
 if TYPE_CHECKING:
     from workbench.analyses.tasks import PromptSet
@@ -91,7 +91,8 @@ def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttri
     A part says what a component wrote itself, not what its output made later layers write: ablation says that.
 
     Raises:
-        ValueError: prompts without foils, or a model whose stream is no sum: post-norm, or a masked-LM head.
+        ValueError: prompts without foils, or of several lengths where rotations depend on them; or a model whose
+            stream is no sum: post-norm, or a masked-LM head.
     """
     check_model(model, predicts=True)
     if not hasattr(prompts, "foil"):
@@ -102,6 +103,7 @@ def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttri
     _check_sum(model)
     if prompts.foil is None:
         raise ValueError("direct_logit_attribution splits a logit difference, so each prompt needs a foil")
+    check_one_length(model, prompts.real)
     parts = _Parts(model, prompts)
     heads, biases, mlps = (torch.stack(found, dim=1) for found in zip(*parts.layers(), strict=True))
     embedding = parts.contribution(parts.at("blocks.0.hook_resid_pre"))

@@ -193,8 +193,8 @@ def test_a_bridge_gives_the_same(prompts):
     result, expected = (attribution_patching(one, prompts) for one in (Bridge(), model))
     for name in ("prompt_estimate", "prompt_effect"):
         np.testing.assert_allclose(result[name], expected[name], atol=1e-12)
-    with pytest.raises(ValueError, match="needs a HookedTransformer"):
-        integrated_gradients(Bridge(), prompts)
+    result, expected = (integrated_gradients(one, prompts) for one in (Bridge(), model))
+    np.testing.assert_allclose(result["attribution"], expected["attribution"], atol=1e-12)
 
 
 def test_the_worst_are_named(prompts):

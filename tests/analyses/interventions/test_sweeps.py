@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench import HookedTransformer, RopeScaling, TransformerConfig
+from workbench.analyses import PromptSet, alternative_attention, direct_logit_attribution, integrated_gradients
 from workbench.analyses.interventions import metrics as metrics_module
 from workbench.analyses.interventions.edits import cut_edges, mean_outputs, replace_activation, replace_head, together
 from workbench.analyses.interventions.metrics import (
@@ -141,6 +142,11 @@ def test_lengths_that_rotate_differently_are_not_mixed(model: HookedTransformer,
     scaled = HookedTransformer(dataclasses.replace(model.cfg, rope_scaling=scaling)).eval()
     with pytest.raises(ValueError, match="prompts of one length at a time"):
         measure(scaled, prompts, [Intervention()], metrics(model, prompts)["difference"])
+    target = torch.arange(len(prompts))
+    task = PromptSet(prompts.tokens, prompts.real, target, target + 1, None, "any", "any")
+    for analysis in (direct_logit_attribution, integrated_gradients, alternative_attention):
+        with pytest.raises(ValueError, match="prompts of one length at a time"):
+            analysis(scaled, task)
 
 
 def test_what_was_measured_before_a_cancellation_is_kept(model: HookedTransformer, prompts: Sequences) -> None:
