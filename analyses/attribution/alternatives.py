@@ -72,7 +72,8 @@ class AlternativeAttention(Result):
         lines = [
             self.provenance.sentence(),
             f"Weights of the answer position changed in {self['divergence'].size} {every}, one at a time; n = {n} "
-            f"prompt{'s' * (n > 1)}, {self.settings['n_permutations']} permutations, ε = {epsilon:g}.",
+            f"prompt{'s' * (n > 1)}, {self.settings['n_permutations']} permutations; adversarial weights keep the "
+            f"prediction within ε = {epsilon:g}. Distances of predictions: total variation.",
         ]
         order = np.argsort(-self["median_distance"], axis=None, kind="stable")
         lines += [f"{self._names()[place]}: {self._in_words(int(place))}." for place in order[:8]]
@@ -94,9 +95,9 @@ class AlternativeAttention(Result):
             return f"{value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if np.isfinite(low) else "")
 
         return (
-            f"largest weight {self['max_weight'].flat[place]:.2f}, prediction moved by permuting "
-            f"{mean('median_distance')}, by even weights {mean('even_distance')}; divergence at ε "
-            f"{mean('divergence')} of {self['most_divergence'].flat[place]:.3f} nats"
+            f"largest weight {self['max_weight'].flat[place]:.2f}; prediction moved {mean('median_distance')} by "
+            f"permuted weights, {mean('even_distance')} by even ones; adversarial weights as far as "
+            f"{mean('divergence')} of {self['most_divergence'].flat[place]:.3f} nats (Jensen–Shannon)"
         )
 
     def _draw_permutation(self, *, theme: str = "light") -> Drawing:

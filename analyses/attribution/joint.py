@@ -77,12 +77,16 @@ class JointAblation(Result):
             f"{metric.capitalize()} with all heads {whole.mean():.3f} {unit}, mean over the second half of the "
             f"prompts, n = {len(whole)}; {self.settings['ablation']} ablation, rankings from the first half.",
             f"All {self.coordinates['ablated'][-1]} heads: {self._in_words(0, -1)}.",
-            "Short of all, the heads together and the sum of each alone differ most in:",
+            "Where the heads together and the sum of each alone differ most, short of all heads:",
         ]
         counts = list(self.coordinates["ablated"])
         for row, name in enumerate(self.rankings):
             n = self.peak(name)
             lines.append(f"{name}, first {n}: {self._in_words(row, counts.index(n))}.")
+        lines.append(
+            "A difference of the effects' own sign: heads stand in for each other. Of the other sign: a chain, of "
+            "which any missing link breaks the whole, or a metric with nothing left to lose."
+        )
         return "\n".join(lines)
 
     def _in_words(self, row: int, column: int) -> str:
