@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from workbench.analyses.support import is_bidirectional
+from workbench.kernels.masks import is_whole
 
 Spacing = Literal["fixed", "random gaps"]
 
 MAX_SEED = 2**63 - 2  # an analysis takes the next one as well
+MOST_TOKENS = 2**24  # of random sequences in all: some hundred MB
 GAPS_PER_COPY = 8  # "random gaps" cuts a copy about once in so many tokens
 
 
@@ -85,9 +87,9 @@ def repeated_random_tokens(
         ("n_sequences", n_sequences, 1),
         ("n_copies", n_copies, 2),
     ):
-        if not isinstance(value, int) or value < least:
+        if not is_whole(value) or value < least:
             raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
-    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+    if not is_whole(seed) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed must be a whole number from 0 to {MAX_SEED}, got {seed!r}")
     frame = text_frame(model, prepend_bos)
     n_fillers = length * (n_copies - 1) if spacing == "random gaps" else 0
@@ -96,6 +98,11 @@ def repeated_random_tokens(
         raise ValueError(
             f"{n_copies} copies of {length} tokens make {n_positions} positions with spacing {spacing!r}, but the "
             f"model's context holds {model.cfg.n_ctx}; choose a smaller length"
+        )
+    if n_sequences * n_positions > MOST_TOKENS:
+        raise ValueError(
+            f"{n_sequences:,} sequences of {n_positions} positions are more than {MOST_TOKENS:,} tokens; choose fewer "
+            "in n_sequences"
         )
     ordinary = ordinary_tokens(model)
     if len(ordinary) < length + n_fillers:

@@ -158,7 +158,7 @@ class Result:
                 if sizes.setdefault(axis, size) != size:
                     raise ValueError(f"{name} has {size} entries along {axis}, elsewhere there are {sizes[axis]}")
         for name in ("settings", "coverage", "coordinates"):
-            plain = json.loads(json.dumps(dict(getattr(self, name)), allow_nan=False))
+            plain = json.loads(json.dumps(dict(getattr(self, name)), allow_nan=False, default=_plain))
             object.__setattr__(self, name, MappingProxyType(plain))
         object.__setattr__(self, "quantities", MappingProxyType(dict(self.quantities)))
 
@@ -294,6 +294,13 @@ class Result:
         except OSError as error:
             raise ResultFileError(f"cannot write {stem.parent}: {error.strerror}") from error
         return _with_suffix(stem, ".json")
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no JSON type")
 
 
 def load_result(path: str | os.PathLike) -> Result:

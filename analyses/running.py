@@ -71,6 +71,8 @@ class Sequences:
     def _masked(cls, tokens: Tensor, attention_mask: Tensor | None) -> Sequences:
         if attention_mask is None:
             return cls(tokens, torch.ones_like(tokens, dtype=torch.bool))
+        if not isinstance(attention_mask, Tensor):
+            raise ValueError(f"attention_mask must be a tensor of 0 and 1, got {type(attention_mask).__name__}")
         mask = torch.atleast_2d(attention_mask).cpu()
         if mask.shape != tokens.shape:
             raise ValueError(f"attention_mask must have the tokens' shape {list(tokens.shape)}, got {list(mask.shape)}")

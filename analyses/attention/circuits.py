@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.analyses.options import check_whole, is_whole
 from workbench.analyses.prompts import ordinary_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
@@ -138,9 +139,7 @@ def head_circuits(
     """
     _check(model, layer, head, offset)
     vocabulary = ordinary_tokens(model).to(model.cfg.device)
-    for name, value in (("n_pairs", n_pairs), ("n_directions", n_directions), ("n_ends", n_ends)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_whole(n_pairs=n_pairs, n_directions=n_directions, n_ends=n_ends)
     given = None if tokens is None else Sequences.read(model, tokens)
     if given is not None and len(given) > 1:
         raise ValueError(f"head_circuits takes the tokens of one text, got {len(given)} texts")
@@ -188,8 +187,8 @@ _ABOUT = {
 
 def _check(model: Any, layer: int, head: int, offset: int) -> None:
     for name, value, size in (("layer", layer, model.cfg.n_layers), ("head", head, model.cfg.n_heads)):
-        if not 0 <= value < size:
-            raise ValueError(f"{name} must be between 0 and {size - 1}, got {value}")
+        if not is_whole(value) or not 0 <= value < size:
+            raise ValueError(f"{name} must be between 0 and {size - 1}, got {value!r}")
     check_model(model, layer=layer, predicts=True)
     if not emits_statistics(model):
         raise ValueError("head_circuits needs a HookedTransformer; load it with from_pretrained")
@@ -197,8 +196,8 @@ def _check(model: Any, layer: int, head: int, offset: int) -> None:
         raise ValueError(
             f"{model.cfg.model_name} normalises its stream in every layer, so its logits are no sum of parts"
         )
-    if not 0 <= offset < model.cfg.n_ctx:
-        raise ValueError(f"offset must be between 0 and {model.cfg.n_ctx - 1}, got {offset}")
+    if not is_whole(offset) or not 0 <= offset < model.cfg.n_ctx:
+        raise ValueError(f"offset must be between 0 and {model.cfg.n_ctx - 1}, got {offset!r}")
 
 
 class _Weights:

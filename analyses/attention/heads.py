@@ -11,6 +11,7 @@ from torch import Tensor
 
 from workbench.analyses.attention.scores import MIN_FOR_INTERVAL, SCORES, measure_heads
 from workbench.analyses.labels import HEAD_SCORES
+from workbench.analyses.options import check_seed, check_share, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.sinks.rates import MIN_OTHER_QUERIES
@@ -151,10 +152,9 @@ def head_statistics(
             without a real token, or an option out of its range.
     """
     check_model(model)
-    if sink_keys < 1:
-        raise ValueError(f"sink_keys must be at least 1, got {sink_keys}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    check_whole(sink_keys=sink_keys)
+    check_share(confidence=confidence)
+    check_seed(seed)
     sequences = Sequences.read(model, tokens, attention_mask)
     measured = measure_heads(model, sequences, sink_keys, progress)
     quantities: dict[str, Quantity] = {}

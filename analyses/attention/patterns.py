@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.analyses.options import check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Sequences, cached, provenance
 from workbench.analyses.support import check_model, check_plain_causal, emits_statistics
 from workbench.analyses.token_texts import token_texts
 from workbench.kernels import AttentionMask, StatisticsRequest, attention, attention_pattern, pattern_statistics
-from workbench.kernels.masks import VisibleKeys
+from workbench.kernels.masks import VisibleKeys, is_whole
 
 Pooling = Literal["max", "mean"]
 Range = tuple[int, int]  # first position, and the one after the last
@@ -140,14 +141,13 @@ def head_pattern(
         ValueError: a layer without attention weights, several sequences, a head, range or option that does not exist.
     """
     for name, value, size in (("layer", layer, model.cfg.n_layers), ("head", head, model.cfg.n_heads)):
-        if not 0 <= value < size:
-            raise ValueError(f"{name} must be between 0 and {size - 1}, got {value}")
+        if not is_whole(value) or not 0 <= value < size:
+            raise ValueError(f"{name} must be between 0 and {size - 1}, got {value!r}")
     check_model(model, layer=layer)
     sequences = Sequences.read(model, tokens, attention_mask)
     if len(sequences) > 1:
         raise ValueError(f"head_pattern shows one sequence, got {len(sequences)}; index the batch first")
-    if max_cells < 1:
-        raise ValueError(f"max_cells must be at least 1, got {max_cells}")
+    check_whole(max_cells=max_cells)
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling must be one of {', '.join(map(repr, get_args(Pooling)))}, got {pooling!r}")
     n = sequences.tokens.shape[1]

@@ -12,6 +12,7 @@ import torch
 from workbench.analyses.attribution.agreement import MIN_FOR_INTERVAL, kendall, mean_interval
 from workbench.analyses.attribution.answer_rows import AnswerRows, even, furthest, jensen_shannon, shuffled
 from workbench.analyses.attribution.patching import check_choice
+from workbench.analyses.options import check_seed, check_share, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, provenance, silent
 from workbench.analyses.support import check_model
@@ -176,11 +177,9 @@ def alternative_attention(
     """
     check_model(model, predicts=True)
     check_choice("scope", scope, get_args(Scope))
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon must lie between 0 and 1, got {epsilon}")
-    for name, value in (("n_permutations", n_permutations), ("n_starts", n_starts), ("n_steps", n_steps)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_share(epsilon=epsilon)
+    check_whole(n_permutations=n_permutations, n_starts=n_starts, n_steps=n_steps)
+    check_seed(seed)
     n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
     units = [list(range(n_heads))] if scope == "layers" else [[head] for head in range(n_heads)]
     generator = torch.Generator().manual_seed(seed)

@@ -32,6 +32,7 @@ from workbench.analyses.attribution.head_verdicts import (
     verdict_definition,
 )
 from workbench.analyses.labels import number_or_dash
+from workbench.analyses.options import check_seed, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model
@@ -255,6 +256,7 @@ def attribution_agreement(
     """
     check_model(model, predicts=True)
     _check_options(prompts, metric, ablations, sources, ablate_at, mean_by, verdict_measure, n_permutations)
+    check_seed(seed)
     others = reference.sequences if isinstance(reference, PromptSet) else reference
     chosen = metric_of(prompts, metric)
     replacements = replacement_outputs(model, prompts, ablations, others, mean_by=mean_by, seed=seed)
@@ -300,8 +302,7 @@ def _check_options(
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
     if not ablations or len(set(ablations)) < len(ablations) or set(ablations) - set(get_args(Ablation)):
         raise ValueError(f"ablations must be some of {', '.join(map(repr, get_args(Ablation)))}, got {ablations!r}")
-    if n_permutations < 1:
-        raise ValueError(f"n_permutations must be at least 1, got {n_permutations}")
+    check_whole(n_permutations=n_permutations)
     if sources is not None:
         if sources.shape != prompts.tokens.shape:
             raise ValueError(f"sources must be bool {list(prompts.tokens.shape)}, got shape {list(sources.shape)}")

@@ -27,6 +27,7 @@ from workbench.analyses.attribution.rankings import (
     without_heads,
 )
 from workbench.analyses.interventions.sweeps import Intervention, measure
+from workbench.analyses.options import check_seed, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, provenance, silent
 from workbench.analyses.support import check_model
@@ -172,8 +173,8 @@ def joint_ablation(
     check_model(model, predicts=True)
     check_choice("metric", metric, get_args(MetricName))
     check_choice("ablation", ablation, get_args(Ablation))
-    if n_random < 2:
-        raise ValueError(f"n_random must be at least 2 to make a band, got {n_random}")
+    check_whole(n_random=n_random, least=2)  # fewer make no band
+    check_seed(seed)
     n_heads = model.cfg.n_layers * model.cfg.n_heads
     if n_heads < 2:
         raise ValueError("the model has one head, and joint ablation compares several; ablate it with head_pruning")

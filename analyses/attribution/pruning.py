@@ -28,6 +28,7 @@ from workbench.analyses.attribution.rankings import (
 )
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.interventions.sweeps import Intervention, measure
+from workbench.analyses.options import check_seed, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model
@@ -165,8 +166,8 @@ def head_pruning(
     check_model(model, predicts=True)
     check_choice("metric", metric, get_args(MetricName))
     check_choice("ablation", ablation, get_args(Ablation))
-    if n_random < 2:
-        raise ValueError(f"n_random must be at least 2 to make a band, got {n_random}")
+    check_whole(n_random=n_random, least=2)  # fewer make no band
+    check_seed(seed)
     data = read_data(model, prompts, attention_mask)
     seen, unseen = halves_of(data, seed)
     scores = checked_rankings(model, rankings or {})

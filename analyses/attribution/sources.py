@@ -21,6 +21,7 @@ from workbench.analyses.attribution.source_evidence import (
     flow_is_left_out,
     observe_sources,
 )
+from workbench.analyses.options import check_seed, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, provenance, silent
 from workbench.analyses.support import check_model
@@ -167,8 +168,8 @@ def source_attribution(
     check_model(model, predicts=True)
     if metric not in get_args(MetricName):
         raise ValueError(f"metric must be one of {', '.join(map(repr, get_args(MetricName)))}, got {metric!r}")
-    if n_permutations < 1:
-        raise ValueError(f"n_permutations must be at least 1, got {n_permutations}")
+    check_whole(n_permutations=n_permutations)
+    check_seed(seed)
     if prompts.tokens.shape[1] > MAX_TOKENS:
         raise ValueError(
             f"a prompt has {prompts.tokens.shape[1]} tokens; rollout multiplies whole patterns, of {MAX_TOKENS} at most"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.analyses.attribution.head_evidence import MetricName, metric_of
 from workbench.analyses.attribution.patching import check_choice, corrupted_sequences, rows_of
+from workbench.analyses.options import check_whole
 from workbench.analyses.prompts import text_frame
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
@@ -131,8 +132,7 @@ def integrated_gradients(
     check_model(model, predicts=True)
     check_choice("baseline", baseline, get_args(Baseline))
     check_choice("metric", metric, get_args(MetricName))
-    if not 1 <= n_steps <= MOST_STEPS:
-        raise ValueError(f"n_steps must lie between 1 and {MOST_STEPS}, got {n_steps}")
+    check_whole(n_steps=n_steps, most=MOST_STEPS)
     check_one_length(model, prompts.real)
     line = _Line(model, prompts, baseline, metric)
     value, of_baseline = line.ends()

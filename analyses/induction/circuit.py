@@ -14,6 +14,7 @@ from workbench.analyses.induction.ablation import control_heads, highest, loss_e
 from workbench.analyses.interventions.edits import replace_head
 from workbench.analyses.interventions.paths import CleanRun, Receiver, check_paths
 from workbench.analyses.interventions.sweeps import Head, Intervention
+from workbench.analyses.options import check_seed, check_share, is_whole
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
@@ -154,10 +155,10 @@ def induction_circuit(
         raise ValueError(f"{model.cfg.model_name} has one layer, where no head comes before another")
     n_heads = model.cfg.n_layers * model.cfg.n_heads
     for name, value in (("n_receivers", n_receivers), ("n_feeders", n_feeders)):
-        if not 1 <= value <= n_heads:
-            raise ValueError(f"{name} must be between 1 and {n_heads}, the number of heads, got {value}")
-    if not 0 < pattern_threshold <= 1:
-        raise ValueError(f"pattern_threshold must lie between 0 and 1, got {pattern_threshold}")
+        if not is_whole(value) or not 1 <= value <= n_heads:
+            raise ValueError(f"{name} must be between 1 and {n_heads}, the number of heads, got {value!r}")
+    check_share(pattern_threshold=pattern_threshold, with_one=True)
+    check_seed(seed)
     kind: dict[str, Any] = dict(length=length, n_sequences=n_sequences, spacing=spacing, prepend_bos=prepend_bos)
     prompts, others = (repeated_random_tokens(model, **kind, seed=one) for one in (seed, seed + 1))
     sequences = Sequences.read(model, prompts)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.induction.stream_weights import StreamWeights, check_one_stream
+from workbench.analyses.options import check_seed, check_whole, is_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, silent, weights_provenance
 from workbench.components.positions import rotate
@@ -144,10 +145,10 @@ def head_composition(
             f"{cfg.model_name} normalises queries and keys, so no matrix W_QK says how well they match; ablate the "
             "source and watch the reader's attention instead"
         )
-    if not isinstance(offset, int) or not 0 <= offset < cfg.n_ctx:
+    if not is_whole(offset) or not 0 <= offset < cfg.n_ctx:
         raise ValueError(f"offset must be a whole number of tokens from 0 to {cfg.n_ctx - 1}, got {offset!r}")
-    if not isinstance(n_draws, int) or n_draws < 2:
-        raise ValueError(f"n_draws must be two or more, got {n_draws!r}")
+    check_whole(n_draws=n_draws, least=2)
+    check_seed(seed)
     rotary = cfg.positional_embedding_type == "rotary"
     found = {kind: torch.full((cfg.n_layers, cfg.n_heads) * 2, torch.nan) for kind in get_args(Composition)}
     writers: list[Tensor] = []

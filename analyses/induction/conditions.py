@@ -23,6 +23,7 @@ from workbench.analyses.attention.scores import (
 from workbench.analyses.attribution.agreement import spearman, top_overlap
 from workbench.analyses.induction.ablation import highest
 from workbench.analyses.labels import number_or_dash
+from workbench.analyses.options import check_share, check_whole
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
@@ -201,13 +202,13 @@ def _check_options(spacings: Sequence[str], seeds: Sequence[int], n_sequences: i
         raise ValueError(f"spacings must be one or both of {', '.join(map(repr, known))}, got {spacings!r}")
     if len(set(seeds)) < len(seeds) or len(seeds) < 2:
         raise ValueError(f"seeds must be two or more different numbers, to see what depends on them, got {seeds!r}")
+    check_whole(n_sequences=n_sequences)
     if n_sequences * len(seeds) < MIN_FOR_INTERVAL:
         raise ValueError(
             f"{len(seeds)} seeds of {n_sequences} sequences make fewer than the {MIN_FOR_INTERVAL} per condition "
             "that an interval needs; raise n_sequences"
         )
-    if not 0 < threshold <= 1:
-        raise ValueError(f"pattern_threshold must lie between 0 and 1, got {threshold}")
+    check_share(pattern_threshold=threshold, with_one=True)
 
 
 def _fitting(model: Any, spacings: Sequence[Spacing], kind: dict[str, Any]) -> list[int]:

@@ -15,6 +15,7 @@ from workbench.analyses.attribution.agreement import MIN_FOR_INTERVAL, mean_inte
 from workbench.analyses.induction.ablation import mean_and_error
 from workbench.analyses.interventions.metrics import losses_of
 from workbench.analyses.interventions.sweeps import Intervention, measure
+from workbench.analyses.options import is_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model, depends_on_length
@@ -129,10 +130,10 @@ def in_context_learning(
 
 def _checked(model: Any, early: int, late: int, width: int) -> int:
     """How many positions on each side of early and late count."""
-    if not isinstance(width, int) or width < 1 or width % 2 == 0:
+    if not is_whole(width) or width < 1 or width % 2 == 0:
         raise ValueError(f"width must be an odd number of positions, got {width!r}")
     half = width // 2
-    if not all(isinstance(place, int) for place in (early, late)) or not half < early < late - 2 * half:
+    if not all(is_whole(place) for place in (early, late)) or not half < early < late - 2 * half:
         raise ValueError(
             f"early and late must be positions from {half + 1} on, further apart than width = {width}, got {early!r} "
             f"and {late!r}"

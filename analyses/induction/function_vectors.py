@@ -18,6 +18,7 @@ from workbench.analyses.interventions.edits import mean_outputs, replace_head, t
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.interventions.sweeps import Head, Intervention, measure
 from workbench.analyses.labels import number_or_dash
+from workbench.analyses.options import check_seed, check_share, check_whole, is_whole
 from workbench.analyses.prompts import repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
@@ -173,7 +174,8 @@ def function_vector_heads(
     n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
     usual = min(max(2, round(0.05 * n_layers * n_heads)), n_layers * n_heads // 3)
     k = usual if n_ablated is None else n_ablated
-    _check(prompts, k, n_layers * n_heads, n_random, pattern_threshold)
+    _check(prompts, k, n_layers * n_heads, n_random, n_permutations, pattern_threshold)
+    check_seed(seed)
     repeated = Sequences.read(model, repeated_random_tokens(model, length=length, seed=seed))
     prefix = measure_heads(model, repeated, 1, lambda done, what: progress(0.1 * done, what)).scores["prefix_matching"]
     examples = _answers(model, prompts, prompts.tokens, [Intervention()])[0]  # [prompt, 2]
@@ -201,7 +203,9 @@ def function_vector_heads(
     )  # fmt: skip
 
 
-def _check(prompts: PromptSet, k: int, n_heads: int, n_random: int, pattern_threshold: float) -> None:
+def _check(
+    prompts: PromptSet, k: int, n_heads: int, n_random: int, n_permutations: int, pattern_threshold: float
+) -> None:
     if prompts.corrupted is None:
         raise ValueError(
             f"{prompts.name} has no corrupted prompts to put outputs into; few_shot_prompts makes prompts that have"
@@ -213,15 +217,13 @@ def _check(prompts: PromptSet, k: int, n_heads: int, n_random: int, pattern_thre
             f"the model has {n_heads} heads, too few to ablate one function-vector head, one induction head and one "
             "random one beside each other; take a model of 3 heads or more"
         )
-    if not 1 <= k <= n_heads // 3:
+    if not is_whole(k) or not 1 <= k <= n_heads // 3:
         raise ValueError(
             f"n_ablated must be between 1 and {n_heads // 3}, so that of the model's {n_heads} heads as many random "
             f"ones are left; got {k}"
         )
-    if n_random < 1:
-        raise ValueError(f"n_random must be at least 1, got {n_random}")
-    if not 0 < pattern_threshold <= 1:
-        raise ValueError(f"pattern_threshold must lie between 0 and 1, got {pattern_threshold}")
+    check_whole(n_random=n_random, n_permutations=n_permutations)
+    check_share(pattern_threshold=pattern_threshold, with_one=True)
 
 
 def _corrupted(prompts: PromptSet) -> Tensor:

@@ -22,6 +22,7 @@ from workbench.analyses.induction.ablation import (
 from workbench.analyses.interventions.metrics import losses_of
 from workbench.analyses.interventions.sweeps import Head, Intervention, measure
 from workbench.analyses.labels import INDUCTION_SCORES
+from workbench.analyses.options import check_seed, check_share, is_whole
 from workbench.analyses.prompts import RepeatedTokens, Spacing, repeated_random_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
@@ -236,10 +237,10 @@ def induction_heads(
     check_model(model, predicts=True)
     n_heads = model.cfg.n_layers * model.cfg.n_heads
     n_ablated = min(5, n_heads) if n_ablated is None else n_ablated
-    if not 0 <= n_ablated <= n_heads:
-        raise ValueError(f"n_ablated must be between 0 and {n_heads}, the number of heads, got {n_ablated}")
-    if not 0 < pattern_threshold <= 1:
-        raise ValueError(f"pattern_threshold must lie between 0 and 1, got {pattern_threshold}")
+    if not is_whole(n_ablated) or not 0 <= n_ablated <= n_heads:
+        raise ValueError(f"n_ablated must be between 0 and {n_heads}, the number of heads, got {n_ablated!r}")
+    check_share(pattern_threshold=pattern_threshold, with_one=True)
+    check_seed(seed)
     kind: dict[str, Any] = dict(
         length=length, n_sequences=n_sequences, n_copies=n_copies, spacing=spacing, prepend_bos=prepend_bos
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.analyses.attention.scores import SCORES, HeadScore, earlier_occurrences
 from workbench.analyses.induction.ablation import highest
+from workbench.analyses.options import check_seed, check_whole, is_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, provenance, silent
 from workbench.analyses.support import check_model, depends_on_length
@@ -112,9 +113,9 @@ def prefix_matching_in_text(
         ValueError: a text in which no query counts, or an option out of its range.
     """
     check_model(model)
-    if not isinstance(max_shift, int) or max_shift < LEAST_SHIFT:
-        raise ValueError(f"max_shift must be {LEAST_SHIFT} or more tokens, got {max_shift!r}")
-    if not isinstance(n_shifts, int) or not 1 <= n_shifts <= max_shift - LEAST_SHIFT + 1:
+    check_whole(max_shift=max_shift, least=LEAST_SHIFT)
+    check_seed(seed)
+    if not is_whole(n_shifts) or not 1 <= n_shifts <= max_shift - LEAST_SHIFT + 1:
         raise ValueError(f"n_shifts must be between 1 and {max_shift - LEAST_SHIFT + 1}, got {n_shifts!r}")
     sequences = Sequences.read(model, tokens, attention_mask)
     generator = torch.Generator().manual_seed(seed)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.analyses.options import check_seed
 from workbench.analyses.prompts import bos_token, ordinary_tokens
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
@@ -95,6 +96,7 @@ def first_token_sinks(
     check_model(model)
     if is_bidirectional(model):
         raise ValueError("first_token_sinks is of models with a beginning of sequence; this one is an encoder")
+    check_seed(seed)
     sequences = Sequences.read(model, tokens, attention_mask)
     bos = bos_token(model, None)
     n_with = 0 if bos is None else int((sequences.tokens[:, 0] == bos).sum())

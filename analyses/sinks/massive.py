@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.analyses.attention.scores import known_median
 from workbench.analyses.labels import number_or_dash
+from workbench.analyses.options import check_whole, is_number
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model, check_plain_causal, emits_statistics, is_bidirectional
@@ -135,8 +136,9 @@ def massive_activations(
     check_model(model)
     if is_bidirectional(model):
         raise ValueError("massive_activations is of models whose queries come after the sink; this one is an encoder")
-    if threshold <= 0 or ratio <= 0:
-        raise ValueError(f"threshold and ratio must be positive, got {threshold} and {ratio}")
+    if not (is_number(threshold) and is_number(ratio)) or threshold <= 0 or ratio <= 0:
+        raise ValueError(f"threshold and ratio must be positive, got {threshold!r} and {ratio!r}")
+    check_whole(sink_position=sink_position, least=0)
     sequences = Sequences.read(model, tokens, attention_mask)
     shortest = int(sequences.lengths.min())
     if not 0 <= sink_position < shortest - MIN_DISTANCE:

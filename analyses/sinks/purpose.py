@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.analyses.attribution.agreement import MIN_FOR_INTERVAL, mean_interval
 from workbench.analyses.interventions.metrics import Metric, token_losses
 from workbench.analyses.interventions.sweeps import Intervention, measure
+from workbench.analyses.options import check_share, check_whole, is_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, provenance, silent
 from workbench.analyses.sinks.scopes import choose_scopes, key_edits, read_key, weight_on
@@ -238,14 +239,14 @@ def _first_query(
     model: Any, sequences: Sequences, sink: int, control: int | None, epsilon: float, n_heads: int | None
 ) -> int:
     """The first query that is edited, once the options are known to make sense."""
-    if sink < 0:
-        raise ValueError(f"sink_position counts from 0, got {sink}")
-    if control is not None and (control < 0 or control == sink):
-        raise ValueError(f"control_position must be another position than the sink's, {sink}, got {control}")
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon must lie between 0 and 1, got {epsilon}")
-    if n_heads is not None and not 0 <= n_heads <= model.cfg.n_layers * model.cfg.n_heads:
-        raise ValueError(f"n_heads must be at most the model's {model.cfg.n_layers * model.cfg.n_heads}, got {n_heads}")
+    check_whole(sink_position=sink, least=0)
+    if control is not None and (not is_whole(control) or control < 0 or control == sink):
+        raise ValueError(f"control_position must be another position than the sink's, {sink}, got {control!r}")
+    check_share(epsilon=epsilon)
+    if n_heads is not None and (not is_whole(n_heads) or not 0 <= n_heads <= model.cfg.n_layers * model.cfg.n_heads):
+        raise ValueError(
+            f"n_heads must be at most the model's {model.cfg.n_layers * model.cfg.n_heads}, got {n_heads!r}"
+        )
     if len(sequences) < 2:
         raise ValueError("the mean of what a sink contributes comes from other sequences; pass at least 2")
     first = max(sink, sink + N_CANDIDATES if control is None else control) + MIN_DISTANCE

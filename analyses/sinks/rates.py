@@ -12,11 +12,13 @@ from torch import Tensor
 
 from workbench.analyses.attention.scores import MIN_FOR_INTERVAL, N_RESAMPLES, SCORES, exceeds, known_median
 from workbench.analyses.labels import SINK_SCORES, number_or_dash
+from workbench.analyses.options import check_share, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, cached, provenance, silent
 from workbench.analyses.sinks.kinds import TOKEN_KINDS, token_kinds
 from workbench.analyses.support import check_model, depends_on_length, visibility
 from workbench.kernels import StatisticsRequest
+from workbench.kernels.masks import is_whole
 
 MIN_OTHER_QUERIES = 16
 
@@ -175,14 +177,12 @@ def attention_sinks(
             that 16 other queries see, or an option out of its range.
     """
     check_model(model)
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon must lie between 0 and 1, got {epsilon}")
-    if n_tokens <= MIN_OTHER_QUERIES:
+    check_share(epsilon=epsilon)
+    check_whole(sink_keys=sink_keys)
+    if not is_whole(n_tokens) or n_tokens <= MIN_OTHER_QUERIES:
         raise ValueError(
-            f"n_tokens must be more than the {MIN_OTHER_QUERIES} other queries that a key needs, got {n_tokens}"
+            f"n_tokens must be more than the {MIN_OTHER_QUERIES} other queries that a key needs, got {n_tokens!r}"
         )
-    if sink_keys < 1:
-        raise ValueError(f"sink_keys must be at least 1, got {sink_keys}")
     sequences = Sequences.read(model, tokens, attention_mask).first(n_tokens)
     shortest = int(sequences.lengths.min())
     if shortest <= MIN_OTHER_QUERIES:
@@ -201,11 +201,11 @@ def attention_sinks(
     above = np.where(np.isnan(alpha), np.nan, exceeds(alpha, epsilon))
     rate = _mean(above, (0, 1, 2))  # [key]
     position = int(np.nanargmax(rate)) if sink_position is None else sink_position
-    if not 0 <= position < len(rate) or np.isnan(rate[position]):
+    if not is_whole(position) or not 0 <= position < len(rate) or np.isnan(rate[position]):
         evaluated = np.isfinite(rate).nonzero()[0]
         raise ValueError(
             f"sink_position must be a key that {MIN_OTHER_QUERIES} other queries see, {evaluated[0]} to "
-            f"{evaluated[-1]} here, got {sink_position}"
+            f"{evaluated[-1]} here, got {sink_position!r}"
         )
     quantities = _key_quantities(alpha, above, rate, position, epsilon)
     if len(sequences) >= MIN_FOR_INTERVAL:

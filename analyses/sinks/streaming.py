@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from workbench.analyses.attribution.agreement import mean_interval
 from workbench.analyses.interventions.metrics import ROWS_PER_UNEMBEDDING
+from workbench.analyses.options import check_whole, is_whole
 from workbench.analyses.prompts import DescribedTokens, text_frame
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, provenance, silent
@@ -133,16 +134,16 @@ def streaming_perplexity(
     check_model(model, predicts=True)
     if not emits_statistics(model):
         raise ValueError("streaming_perplexity needs a HookedTransformer; load it with from_pretrained")
-    if recompute_every < 1:
-        raise ValueError(f"recompute_every must be at least 1, got {recompute_every}")
-    if n_sink_tokens < 1:
+    check_whole(recompute_every=recompute_every, window=window)
+    if not is_whole(n_sink_tokens) or n_sink_tokens < 1:
         raise ValueError(
-            f"n_sink_tokens must be at least 1, got {n_sink_tokens}; the window alone is among the policies"
+            f"n_sink_tokens must be at least 1, got {n_sink_tokens!r}; the window alone is among the policies"
         )
     if window > model.cfg.n_ctx:
         raise ValueError(f"window must be at most the model's context of {model.cfg.n_ctx} tokens, got {window}")
     KVCache(window, n_sink_tokens)  # refuses what does not fit together
     start = (window - n_sink_tokens) // 2 if middle_start is None else middle_start
+    check_whole(middle_start=start, least=0)
     if start < n_sink_tokens:
         raise ValueError(f"the middle tokens must start behind the {n_sink_tokens} sink tokens, got {start}")
     sequences = Sequences.read(model, _tokenised(model, tokens))

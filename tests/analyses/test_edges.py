@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 import warnings
@@ -129,3 +130,36 @@ def test_weights_that_are_no_numbers_are_refused(what: str) -> None:
     model.blocks[1].mlp.W_out.data[0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"blocks\.1\.mlp\.W_out of custom holds NaN or infinity"):
         ALL[what](model, GIVEN[what][-1])
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(OF_TOKENS, {"tokens": SOME}),
+    **dict.fromkeys(OF_PROMPTS, {"prompts": prompts(6)}),
+    "head_circuits": {"tokens": SOME, "layer": 0, "head": 0},
+    "head_pattern": {"tokens": SOME, "layer": 0, "head": 0},
+    "sink_interventions": {"tokens": SOME.expand(2, -1), "n_heads": 2},
+    "prefix_matching_conditions": {"lengths": [4]},
+    "streaming_perplexity": {"tokens": SOME, "window": 6},
+    "in_context_learning": {"tokens": SOME.expand(20, -1)},
+}
+NUMBERS = [
+    (what, parameter.name, str(parameter.annotation))
+    for what in ALL
+    for parameter in inspect.signature(getattr(analyses, what)).parameters.values()
+    if str(parameter.annotation).split(" ")[0] in ("int", "float")
+]
+
+
+SOMETIMES_RIGHT = ("position", "threshold", "ratio", "n_tokens")  # from the end; any size; more than there are
+
+
+@pytest.mark.parametrize(("what", "option", "annotation"), NUMBERS)
+def test_an_option_that_is_no_such_number_is_refused_by_name(what: str, option: str, annotation: str) -> None:
+    model = build(2, 3, 0.5)
+    wrong = ["3", [3], torch.tensor([1.5]), True, float("nan"), float("inf"), -5, 10**30]
+    wrong += [1.5, np.float64(2.0)] * annotation.startswith("int") + [None] * ("None" not in annotation)
+    for value in wrong:
+        if option in SOMETIMES_RIGHT and type(value) is int and abs(value) > 4:
+            continue
+        with pytest.raises(ValueError, match=rf"{option}\b|copies of .* tokens|a sequence has 40 tokens"):
+            getattr(analyses, what)(model, **{**ARGUMENTS.get(what, {}), option: value})

@@ -155,7 +155,7 @@ def test_norms_of_queries_and_keys_leave_no_qk_circuit() -> None:
         ({"layer": 2}, "layer must be between 0 and 1"),
         ({"head": 4}, "head must be between 0 and 3"),
         ({"offset": 40}, "offset must be between 0 and 39"),
-        ({"n_pairs": 0}, "n_pairs must be at least 1, got 0"),
+        ({"n_pairs": 0}, "n_pairs must be at least 1 and whole, got 0"),
         ({"tokens": torch.zeros(2, 3, dtype=torch.int64)}, "one text, got 2"),
     ],
 )

@@ -303,7 +303,7 @@ def test_what_cannot_be_attributed_is_refused(prompts, monkeypatch):
         attribution_patching(model, prompts, direction="both")
     with pytest.raises(ValueError, match="baseline must be one of"):
         integrated_gradients(model, prompts, baseline="zero")
-    with pytest.raises(ValueError, match="n_steps must lie"):
+    with pytest.raises(ValueError, match="n_steps must be"):
         integrated_gradients(model, prompts, n_steps=0)
     assert integrated_gradients(model, bare, baseline="mean embedding")["attribution"].shape == (4, 7)
     with torch.no_grad():

@@ -147,7 +147,7 @@ def test_every_figure_is_drawn_and_the_result_comes_back(random_model: HookedTra
         ({"qk_norm": "per_head"}, {}, "normalises queries and keys"),
         ({"norm_placement": "post"}, {}, "normalises the stream itself"),
         ({}, {"offset": -1}, "offset must be a whole number of tokens from 0 to 63"),
-        ({}, {"n_draws": 1}, "n_draws must be two or more"),
+        ({}, {"n_draws": 1}, "n_draws must be at least 2"),
     ],
 )
 def test_what_has_no_number_is_refused(kind: dict[str, Any], options: dict[str, Any], message: str) -> None:

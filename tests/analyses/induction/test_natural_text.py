@@ -84,7 +84,7 @@ def test_every_figure_is_drawn_and_the_result_comes_back(random_model: HookedTra
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_shift": 1}, "max_shift must be 2 or more"),
+        ({"max_shift": 1}, "max_shift must be at least 2"),
         ({"n_shifts": 0}, "n_shifts must be between 1 and 15"),
         ({"n_shifts": 6, "max_shift": 6}, "n_shifts must be between 1 and 5"),
         ({"tokens": torch.arange(1, 40)}, "no query of these texts counts"),

@@ -121,7 +121,7 @@ def test_every_number_is_what_its_definition_gives(options: dict[str, Any]) -> N
     ("options", "message"),
     [
         ({"sink_position": 24}, "16 later tokens"),
-        ({"sink_position": -1}, "16 later tokens"),
+        ({"sink_position": -1}, "sink_position must be at least 0"),
         ({"threshold": 0.0}, "positive"),
         ({"ratio": -1.0}, "positive"),
     ],
