@@ -100,7 +100,15 @@ def select(id: str, label: str, value: str, options: Mapping[str, str], width: i
 
 
 def number(
-    id: str, label: str, value: int | None, *, low: int = 0, high: int | None = None, width: int = 84, wait: int = 250
+    id: str,
+    label: str,
+    value: int | None,
+    *,
+    low: int = 0,
+    high: int | None = None,
+    width: int = 84,
+    wait: int = 250,
+    placeholder: str = "",
 ) -> Any:
     """A whole number, with its label before it. It counts once nothing has been typed for ``wait`` milliseconds."""
     field = dmc.NumberInput(
@@ -115,6 +123,7 @@ def number(
         debounce=wait,
         size="xs",
         w=width,
+        placeholder=placeholder,
         **{"aria-label": label},
     )
     return html.Label([html.Span(label, className="inline-label"), field], className="inline-field")

@@ -46,7 +46,7 @@ class View:
         queries, keys: the part of the pattern that is shown, [first, last); None is everything.
         off: names of parts that are switched off (workbench.analyses.interventions.switches).
         position, lens_position: the token whose next one is looked at, on two pages; None is where
-            switching off moves most, or the last.
+            switching off moves most, or the last that a token follows.
     """
 
     model: str = "demo"

@@ -48,7 +48,9 @@ def layout(view: View) -> list[Any]:
     rank = card(
         html.Span("One token along the layers", id="lens-title"),
         html.Div(id="lens-ranks", className="scrolling"),
-        controls=[number("lens-position", "After token", view.lens_position, high=10**7)],
+        controls=[
+            number("lens-position", "After token", view.lens_position, high=10**7, width=110, placeholder="last known")
+        ],
     )
     return [html.Div(id="lens-tiles"), html.Div([lens, curves, rank], className="columns")]
 
@@ -100,9 +102,9 @@ def register(app: Dash, services: Services) -> None:
 
 
 def chosen_position(result: Any, view: View) -> int:
-    """The position that is looked at: the view's, as far as the text goes, else the last one."""
+    """The position that is looked at: the view's, as far as the text goes, else the last one that a token follows."""
     last = len(result.coordinates["query"]) - 1
-    return last if view.lens_position is None else min(view.lens_position, last)
+    return max(last - 1, 0) if view.lens_position is None else min(view.lens_position, last)
 
 
 def first_shown(result: Any, place: int) -> int:

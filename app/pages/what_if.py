@@ -68,7 +68,7 @@ def layout(view: View) -> list[Any]:
     following = card(
         html.Span("Next token", id="following-title"),
         graph("following", "Probability of the likeliest next tokens, before and after", TALL),
-        controls=[number("position", "After token", view.position, high=10**7)],
+        controls=[number("position", "After token", view.position, high=10**7, width=110, placeholder="most moved")],
     )
     along = card(
         "Along the text",

@@ -127,7 +127,7 @@ def test_the_lens_says_how_ranks_move_and_shows_a_part_of_a_long_text(services: 
     view = dataclasses.replace(services.default, page="lens", text="a b c d e f " * 10)
     (result,) = finish(services, view)
     last = len(result.coordinates["query"]) - 1
-    assert lens.chosen_position(result, view) == last
+    assert lens.chosen_position(result, view) == last - 1
     assert lens.chosen_position(result, dataclasses.replace(view, lens_position=10**6)) == last
     first = lens.first_shown(result, 30)
     assert first <= 30 < first + lens.SHOWN and lens.first_shown(result, 0) == 0
