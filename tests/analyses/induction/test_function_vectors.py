@@ -174,7 +174,7 @@ def test_every_number_is_that_of_whole_runs(random_model: HookedTransformer) -> 
     for condition, which in enumerate(("tokens", "corrupted")):
         expected = [float(answer(prompts, which, row)) for row in range(5)]
         np.testing.assert_allclose(found["answer_log_probability"][condition], expected, atol=1e-10)
-    assert (found["verdict"] == "untested").all() and "does not do the task" in found.settings["untested"]
+    assert (found["verdict"] == "untested").all() and "not sure that the model does the task" in found.settings["untested"]
 
 
 def test_of_a_model_that_cannot_do_the_task_nothing_is_said() -> None:
@@ -182,7 +182,7 @@ def test_of_a_model_that_cannot_do_the_task_nothing_is_said() -> None:
     prompts = few_shot_prompts(model, "singular-plural", n_shots=4, n_prompts=40)
     found = function_vector_heads(model, prompts, length=16, n_random=2, n_permutations=19)
     assert (found["verdict"] == "untested").all() and found.heads("function vector") == []
-    assert "No head is called anything: the model does not do the task" in found.summary()
+    assert "No head is called anything: it is not sure that the model does the task" in found.summary()
 
 
 def test_few_prompts_and_examples_that_do_not_matter_claim_nothing(model: HookedTransformer) -> None:
