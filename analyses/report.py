@@ -41,8 +41,8 @@ def write_report(
         OSError: the file cannot be written.
     """
     results = [results] if isinstance(results, Result) else list(results)
-    if not results:
-        raise ValueError("results must hold at least one result")
+    if not results or not all(isinstance(result, Result) for result in results):
+        raise ValueError("results must hold at least one result, and nothing else")
     path = Path(path)
     write_together({path: _page(results, title or _title(results), command).encode("utf-8", "replace")})
     return path

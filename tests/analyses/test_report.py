@@ -127,6 +127,8 @@ def test_several_results_share_a_page(hostile_results: list[Result], page: Page,
 
 
 def test_no_results_and_no_folder_are_refused(hostile_results: list[Result], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="and nothing else"):
+        write_report(["no result"], tmp_path / "none.html")  # type: ignore[list-item]
     with pytest.raises(ValueError, match="at least one result"):
         write_report([], tmp_path / "report.html")
     with pytest.raises(FileNotFoundError, match="no folder .*missing"):
