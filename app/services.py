@@ -197,7 +197,9 @@ class Services:
 def _prompts(model: Any, view: View) -> Any:
     """The prompts of the view's task, in the model's own words."""
     from workbench import analyses
+    from workbench.analyses.support import check_model
 
+    check_model(model, predicts=True)  # before words are sought, of which such a model may have none
     return getattr(analyses, view.task)(model)
 
 

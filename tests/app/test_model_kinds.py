@@ -30,11 +30,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "linear": {"attn_types": ("global", "linear")},
     "no head": {"use_unembed": False},
 }
+PREDICTING = ("induction", "attribution", "what-if", "lens")
+NO_WORDS = {"attribution": "can be scored with this tokenizer"}  # of letters
 REFUSED = {
-    "encoder": {"induction": "is bidirectional"},
+    **dict.fromkeys(("windows", "learned sinks", "ALiBi"), NO_WORDS),
+    "encoder": dict.fromkeys(PREDICTING, "is bidirectional"),
     "encoder–decoder": dict.fromkeys(registry.BY_NAME, "is an encoder–decoder"),
-    "linear": {"heads": "linear attention", "sinks": "linear attention", "induction": "linear attention"},
-    "no head": {"induction": "no language-model head"},
+    "linear": dict.fromkeys(("heads", "sinks", *PREDICTING), "linear attention"),
+    "no head": dict.fromkeys(PREDICTING, "no language-model head"),
 }
 
 
