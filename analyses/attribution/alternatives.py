@@ -17,6 +17,7 @@ from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, provenance, silent
 from workbench.analyses.support import check_model
 from workbench.analyses.tasks import PromptSet
+from workbench.analyses.tasks.prompt_set import check_prompts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,6 +177,7 @@ def alternative_attention(
         ValueError: an unknown option or one out of its range, or a model that this cannot be asked of.
     """
     check_model(model, predicts=True)
+    check_prompts(prompts)
     check_choice("scope", scope, get_args(Scope))
     check_share(epsilon=epsilon)
     check_whole(n_permutations=n_permutations, n_starts=n_starts, n_steps=n_steps)

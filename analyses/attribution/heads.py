@@ -37,6 +37,7 @@ from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model
 from workbench.analyses.tasks import PromptSet
+from workbench.analyses.tasks.prompt_set import check_prompts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -255,6 +256,7 @@ def attribution_agreement(
             prompts, or a metric that the prompts do not have.
     """
     check_model(model, predicts=True)
+    check_prompts(prompts)
     _check_options(prompts, metric, ablations, sources, ablate_at, mean_by, verdict_measure, n_permutations)
     check_seed(seed)
     others = reference.sequences if isinstance(reference, PromptSet) else reference

@@ -20,6 +20,7 @@ from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
 from workbench.analyses.support import check_model, emits_statistics
 from workbench.analyses.tasks import PromptSet
+from workbench.analyses.tasks.prompt_set import check_prompts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,6 +192,7 @@ def attribution_patching(
             a model without next-token logits.
     """
     check_model(model, predicts=True)
+    check_prompts(prompts)
     check_choice("components", components, get_args(Components))
     check_choice("direction", direction, get_args(Direction))
     check_choice("metric", metric, get_args(MetricName))

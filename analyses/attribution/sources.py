@@ -26,6 +26,7 @@ from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, provenance, silent
 from workbench.analyses.support import check_model
 from workbench.analyses.tasks import PromptSet
+from workbench.analyses.tasks.prompt_set import check_prompts
 from workbench.analyses.token_texts import token_texts
 
 MIN_SOURCES = 3
@@ -166,6 +167,7 @@ def source_attribution(
             metric, or one that the prompts do not have.
     """
     check_model(model, predicts=True)
+    check_prompts(prompts)
     if metric not in get_args(MetricName):
         raise ValueError(f"metric must be one of {', '.join(map(repr, get_args(MetricName)))}, got {metric!r}")
     check_whole(n_permutations=n_permutations)

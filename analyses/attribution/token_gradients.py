@@ -18,6 +18,7 @@ from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
 from workbench.analyses.support import check_model, check_one_length, emits_statistics
 from workbench.analyses.tasks import PromptSet
+from workbench.analyses.tasks.prompt_set import check_prompts
 from workbench.analyses.token_texts import token_texts
 
 Baseline = Literal["counterfactual", "mean embedding"]
@@ -130,6 +131,7 @@ def integrated_gradients(
             need, an unknown option, or a model that this cannot be asked of.
     """
     check_model(model, predicts=True)
+    check_prompts(prompts)
     check_choice("baseline", baseline, get_args(Baseline))
     check_choice("metric", metric, get_args(MetricName))
     check_whole(n_steps=n_steps, most=MOST_STEPS)

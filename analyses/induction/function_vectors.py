@@ -24,6 +24,7 @@ from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
 from workbench.analyses.support import check_model
 from workbench.analyses.tasks import PromptSet
+from workbench.analyses.tasks.prompt_set import check_prompts
 
 LEAST_EFFECT = 0.01  # of the answer's probability; a smaller effect is none
 ROUNDING = 1e-5  # nats; a smaller gain is none
@@ -171,6 +172,7 @@ def function_vector_heads(
             option out of its range, or what repeated_random_tokens refuses.
     """
     check_model(model, predicts=True)
+    check_prompts(prompts)
     n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
     usual = min(max(2, round(0.05 * n_layers * n_heads)), n_layers * n_heads // 3)
     k = usual if n_ablated is None else n_ablated

@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import cached, provenance
 from workbench.analyses.support import check_model, check_one_length, emits_statistics
+from workbench.analyses.tasks.prompt_set import check_prompts
 
 if TYPE_CHECKING:
     from workbench.analyses.tasks import PromptSet
@@ -95,11 +96,7 @@ def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttri
             stream is no sum: post-norm, or a masked-LM head.
     """
     check_model(model, predicts=True)
-    if not hasattr(prompts, "foil"):
-        raise ValueError(
-            f"prompts must be a PromptSet, got {type(prompts).__name__}; make one with read_prompts, or take a task "
-            "such as factual_recall(model)"
-        )
+    check_prompts(prompts)
     _check_sum(model)
     if prompts.foil is None:
         raise ValueError("direct_logit_attribution splits a logit difference, so each prompt needs a foil")

@@ -180,8 +180,8 @@ def sink_interventions(
         tokens: text, texts, or token ids [batch, pos] with their ``attention_mask``; 2 or more sequences.
         control_position: None takes, of the 8 keys after the sink, one that receives the median weight.
         layers: ranges (first layer, last layer); None cuts the model into three parts.
-        n_heads: how many heads are edited alone, those with the largest weight on the sink; None takes every head with
-            a mean weight above ``epsilon`` on it.
+        n_heads: how many heads are edited alone, as far as there are so many, those with the largest weight on the
+            sink; None takes every head with a mean weight above ``epsilon`` on it.
 
     Raises:
         ValueError: a model that does not predict the next token, one sequence, sequences that end before a query is
@@ -243,10 +243,8 @@ def _first_query(
     if control is not None and (not is_whole(control) or control < 0 or control == sink):
         raise ValueError(f"control_position must be another position than the sink's, {sink}, got {control!r}")
     check_share(epsilon=epsilon)
-    if n_heads is not None and (not is_whole(n_heads) or not 0 <= n_heads <= model.cfg.n_layers * model.cfg.n_heads):
-        raise ValueError(
-            f"n_heads must be at most the model's {model.cfg.n_layers * model.cfg.n_heads}, got {n_heads!r}"
-        )
+    if n_heads is not None:
+        check_whole(least=0, n_heads=n_heads)
     if len(sequences) < 2:
         raise ValueError("the mean of what a sink contributes comes from other sequences; pass at least 2")
     first = max(sink, sink + N_CANDIDATES if control is None else control) + MIN_DISTANCE

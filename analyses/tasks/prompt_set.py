@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -144,6 +144,15 @@ class YearPrompts(PromptSet):
 
     def _per_prompt(self) -> tuple[str, ...]:
         return (*super()._per_prompt(), "start")
+
+
+def check_prompts(prompts: Any) -> None:
+    """Refuses what holds no answers, such as texts. Raises ValueError."""
+    if not isinstance(prompts, PromptSet):
+        raise ValueError(
+            f"prompts must be a PromptSet, got {type(prompts).__name__}; make one with read_prompts, or take a task "
+            "such as factual_recall(model)"
+        )
 
 
 def _refuse(wrong: Tensor, what: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench import HookedTransformer
+from workbench import HookedTransformer, analyses
 from workbench.analyses import (
     PromptFileError,
     PromptSet,
@@ -427,3 +427,15 @@ def test_a_file_gives_the_numbers_of_each_prompt_alone(demo: HookedTransformer, 
         logits = demo(line["prompt"])[0, -1].detach()
         expected = logits[demo.to_single_token(line["target"])] - logits[demo.to_single_token(line["foil"])]
         assert value == pytest.approx(float(expected), abs=1e-3) and value > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "alternative_attention", "attribution_agreement", "attribution_patching", "direct_logit_attribution",
+        "function_vector_heads", "integrated_gradients", "source_attribution",
+    ],
+)  # fmt: skip
+def test_what_wants_answers_refuses_a_text(random_model: HookedTransformer, name: str) -> None:
+    with pytest.raises(ValueError, match="prompts must be a PromptSet, got str; make one with read_prompts"):
+        getattr(analyses, name)(random_model, "Mara met Tobin.")

@@ -174,7 +174,8 @@ def test_every_number_is_that_of_whole_runs(random_model: HookedTransformer) -> 
     for condition, which in enumerate(("tokens", "corrupted")):
         expected = [float(answer(prompts, which, row)) for row in range(5)]
         np.testing.assert_allclose(found["answer_log_probability"][condition], expected, atol=1e-10)
-    assert (found["verdict"] == "untested").all() and "not sure that the model does the task" in found.settings["untested"]
+    assert (found["verdict"] == "untested").all()
+    assert "not sure that the model does the task" in found.settings["untested"]
 
 
 def test_of_a_model_that_cannot_do_the_task_nothing_is_said() -> None:

@@ -312,7 +312,7 @@ def test_a_contribution_is_replaced_where_it_is_said(random_model: HookedTransfo
         ({"sink_position": -1}, "sink_position"),
         ({"epsilon": 1.0}, "epsilon"),
         ({"layers": [(1, 3)]}, "layers 0 to 2"),
-        ({"n_heads": 13}, "n_heads"),
+        ({"n_heads": -1}, "n_heads"),
     ],
 )
 def test_bad_options_are_refused(random_model: HookedTransformer, options: dict[str, Any], message: str) -> None:

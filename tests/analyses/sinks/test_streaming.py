@@ -59,6 +59,8 @@ def test_only_policies_that_keep_the_first_token_predict(found: Streaming) -> No
     np.testing.assert_allclose(found["loss"][:, :, :12], with_it, atol=1e-6)  # nothing has left the window yet
     assert found["n_queries"].tolist() == [28, 28, 28, 28, 6]
     assert "window: 3.045 nats, perplexity 21.0 (28 queries a text), +0.689 [+0.689, +0.689]" in found.summary()
+    recomputed = next(line for line in found.summary().splitlines() if line.startswith("window, recomputed"))
+    assert "perplexity" not in recomputed and "at 6 queries a text" in recomputed  # of every fifth query of 28
 
 
 def by_definition(model: HookedTransformer, text: Tensor, kept: list[int], query: int) -> float:
