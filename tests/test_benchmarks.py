@@ -96,3 +96,14 @@ def test_work_of_a_pass_is_counted():
     per_token = 2 * 6 * 2 * 32 * 4
     assert prefill.bytes + per_token == step.bytes == whole.bytes
     assert prefill.intensity > 30 * step.intensity
+
+
+def test_the_head_sweep_gives_what_the_naive_loop_gives():
+    command = [sys.executable, FOLDER / "head_sweep.py", "demo", "--prompts", "3", "--tokens", "8"]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, bound, *rows = done.stdout.splitlines()
+    assert first == "16 heads, 3 prompts of 8 tokens" and bound.startswith("restarting")
+    differences = {row.split()[0]: float(row.split()[-2]) for row in rows}
+    assert set(differences) == {"sweep", "run_with_hooks"} and max(differences.values()) < 1e-4
