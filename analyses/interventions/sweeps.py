@@ -13,6 +13,7 @@ from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, cached, emits_statistics, silent
 from workbench.analyses.support import check_one_length
 
+TOKENS_IN_CACHE = 1024  # of one batch on a CPU, whose caches do not hold the activations of many more
 Edit = Callable[[Tensor, Any], Tensor]  # (activation [prompt, pos, …] of one intervention, its hook point) → the same
 Head = tuple[int, int]  # layer, head
 
@@ -88,7 +89,8 @@ def measure(
     firsts = [intervention.first_layer(n_layers) for intervention in interventions]
     names = {layer: f"blocks.{layer}.hook_resid_pre" for layer in sorted(set(firsts))}
     restart = cached(model, prompts, list(names.values())) if emits_statistics(model) else None
-    size = 1 if restart is None else max(1, TOKENS_PER_RUN // prompts.tokens.numel())
+    most = TOKENS_IN_CACHE if prompts.tokens.device.type == "cpu" else TOKENS_PER_RUN
+    size = 1 if restart is None else max(1, most // prompts.tokens.numel())
     shape = (len(interventions), *metric.shape)
     values = torch.full(shape, torch.nan, dtype=torch.float64)
     done = 0

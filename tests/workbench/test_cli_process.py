@@ -96,6 +96,7 @@ def test_the_app_takes_the_next_free_port_and_stops_on_interrupt() -> None:
         process = subprocess.Popen(
             [*COMMAND, "app", "--no-browser", "--port", str(port)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's & ignores it
         )  # fmt: skip
         try:
             assert process.stdout is not None
