@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
 from workbench.output import output_folder
-from workbench.tables import Table, head_name, heads_table, number, print_table, scores_to_print
+from workbench.tables import Table, head_name, heads_table, left_out, number, print_table, scores_to_print
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -249,12 +249,13 @@ def _effects(options: argparse.Namespace, result: Result, tables: Mapping[str, p
     }  # fmt: skip
     titles = {name: title for name, title in titles.items() if name in tables[""]}
     verdict = {} if result.settings["untested"] else {"verdict": "Verdict"}
-    frame = tables[""].sort_values("zero_effect", key=abs, ascending=False, kind="stable").head(options.top)
+    frame = tables[""].sort_values("zero_effect", key=abs, ascending=False, kind="stable")
     rows = [
         (head_name(row), *(number(row[name]) for name in titles), *(row[name] for name in verdict))
-        for _, row in frame.iterrows()
+        for _, row in frame.head(options.top).iterrows()
     ]
-    return Table(("Head", *titles.values(), *verdict.values()), rows, right=list(titles.values()))
+    note = left_out(len(rows), len(frame), "heads")
+    return Table(("Head", *titles.values(), *verdict.values()), rows, list(titles.values()), note)
 
 
 def _sources(options: argparse.Namespace, result: Result, tables: Mapping[str, pd.DataFrame]) -> Table:
@@ -269,8 +270,8 @@ def _sources(options: argparse.Namespace, result: Result, tables: Mapping[str, p
          *(number(getattr(row, name)) for name in titles))
         for row in frame.head(options.top).itertuples()
     ]  # fmt: skip
-    where = ("Prompt", "Position")
-    return Table((*where, "Token", *titles.values()), rows, right=(*where, *titles.values()))
+    where, note = ("Prompt", "Position"), left_out(len(rows), len(frame), "tokens")
+    return Table((*where, "Token", *titles.values()), rows, (*where, *titles.values()), note)
 
 
 def _visible(token: str) -> str:

@@ -16,11 +16,13 @@ UNPRINTED = {"prefix_matching_latest", "prefix_matching_per_entry", "relative_en
 
 
 class Table(NamedTuple):
-    """What ``print_table`` takes: titles of columns, the rows' cells, and which columns are aligned on the right."""
+    """What ``print_table`` takes: titles of columns, the rows' cells, which columns are aligned on the right, and what
+    is said below."""
 
     titles: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[str] = ()
+    note: str = ""
 
 
 def scores_to_print(frame: pd.DataFrame, scores: Sequence[str], sort: str | None) -> list[str]:
@@ -40,17 +42,24 @@ def scores_to_print(frame: pd.DataFrame, scores: Sequence[str], sort: str | None
 
 def heads_table(frame: pd.DataFrame, titles: Mapping[str, str], n: int) -> Table:
     """The ``n`` heads with the largest values of the first score; ``titles`` are the scores' columns, in order."""
-    frame = frame.sort_values(next(iter(titles)), ascending=False, kind="stable").head(n)
-    rows = [(head_name(row), *(number(row[score]) for score in titles)) for _, row in frame.iterrows()]
-    return Table(("Head", *titles.values()), rows, right=list(titles.values()))
+    shown = frame.sort_values(next(iter(titles)), ascending=False, kind="stable").head(n)
+    rows = [(head_name(row), *(number(row[score]) for score in titles)) for _, row in shown.iterrows()]
+    return Table(("Head", *titles.values()), rows, list(titles.values()), left_out(len(rows), len(frame), "heads"))
+
+
+def left_out(shown: int, known: int, what: str) -> str:
+    """Says that a table does not show all; empty where it does."""
+    return f"{shown} of {known} {what}; --top {known} prints all." if shown < known else ""
 
 
 def head_name(row: pd.Series) -> str:
     return f"L{row['layer']:.0f}H{row['head']:.0f}"
 
 
-def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table with a line for each row; the columns named in ``right`` are aligned there."""
+def print_table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), note: str = ""
+) -> None:
+    """A table with a line for each row and the note below; the columns named in ``right`` are aligned there."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -66,7 +75,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Seq
     sys.stdout.flush()  # by us and not by rich, as below: a reader who leaves early is our business
     with console.capture() as printed:
         console.print(table)
-    sys.stdout.write(printed.get())
+    sys.stdout.write(printed.get() + (f"{note}\n" if note else ""))
 
 
 def number(value: float) -> str:

@@ -121,8 +121,11 @@ def test_the_table_is_sorted_by_the_score_that_is_asked_for(
         )
         == 0
     )
-    rows = re.findall(r"^ *(L\dH\d) +(\d+\.\d+)", capsys.readouterr().out, re.MULTILINE)
-    frame = pd.read_csv(tmp_path / "heads.csv").nlargest(4, "mean_distance")
+    printed = capsys.readouterr().out
+    rows = re.findall(r"^ *(L\dH\d) +(\d+\.\d+)", printed, re.MULTILINE)
+    frame = pd.read_csv(tmp_path / "heads.csv")
+    assert printed.endswith(f"4 of {len(frame)} heads; --top {len(frame)} prints all.\n")
+    frame = frame.nlargest(4, "mean_distance")
     assert rows == [(f"L{r.layer:.0f}H{r.head:.0f}", f"{r.mean_distance:.3f}") for r in frame.itertuples()]
 
 
