@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from workbench.analyses.induction.natural_text import prefix_matching_in_text as prefix_matching_in_text
     from workbench.analyses.predictions.direct import DirectLogitAttribution as DirectLogitAttribution
     from workbench.analyses.predictions.direct import direct_logit_attribution as direct_logit_attribution
+    from workbench.analyses.predictions.generation import Generation as Generation
+    from workbench.analyses.predictions.generation import generation_statistics as generation_statistics
     from workbench.analyses.predictions.lens import LogitLens as LogitLens
     from workbench.analyses.predictions.lens import logit_lens as logit_lens
     from workbench.analyses.predictions.without import SwitchedOff as SwitchedOff
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from workbench.analyses.tasks import few_shot_prompts as few_shot_prompts
     from workbench.analyses.tasks import greater_than as greater_than
     from workbench.analyses.tasks import indirect_objects as indirect_objects
+    from workbench.analyses.tasks import parse_prompts as parse_prompts
     from workbench.analyses.tasks import read_prompts as read_prompts
     from workbench.analyses.tasks import subject_verb_agreement as subject_verb_agreement
 
@@ -93,6 +96,7 @@ _MODULE_OF = {
     "FirstTokenSinks": "sinks.first_token",
     "HeadComposition": "induction.composition",
     "FunctionVectorHeads": "induction.function_vectors",
+    "Generation": "predictions.generation",
     "HeadCircuits": "attention.circuits",
     "HeadPattern": "attention.patterns",
     "HeadPruning": "attribution.pruning",
@@ -131,6 +135,7 @@ _MODULE_OF = {
     "few_shot_prompts": "tasks",
     "first_token_sinks": "sinks.first_token",
     "function_vector_heads": "induction.function_vectors",
+    "generation_statistics": "predictions.generation",
     "greater_than": "tasks",
     "head_composition": "induction.composition",
     "head_circuits": "attention.circuits",
@@ -147,6 +152,7 @@ _MODULE_OF = {
     "load_result": "result",
     "logit_lens": "predictions.lens",
     "massive_activations": "sinks.massive",
+    "parse_prompts": "tasks",
     "prefix_matching_conditions": "induction.conditions",
     "prefix_matching_in_text": "induction.natural_text",
     "read_prompts": "tasks",

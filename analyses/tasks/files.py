@@ -31,18 +31,31 @@ def read_prompts(model: Any, path: str | os.PathLike) -> PromptSet:
     Raises:
         ValueError: a model without a tokenizer.
         WorkbenchError: a file that cannot be read, or holds no prompt (as ``inputs.read_text`` says).
-        PromptFileError: a line that is no such object, has other fields than the first one, or cannot be scored with
-            the model's tokenizer (answers that are not one token, a corrupted prompt of another length, …).
+        PromptFileError: as ``parse_prompts``.
+    """
+    return parse_prompts(model, read_text(path), name=Path(path).stem, source=str(path))
+
+
+def parse_prompts(model: Any, text: str, *, name: str = "own prompts", source: str = "your prompts") -> PromptSet:
+    """The prompts of a text in the form of ``read_prompts``.
+
+    Args:
+        source: what the text is, in the words of errors and of the description.
+
+    Raises:
+        ValueError: a model without a tokenizer.
+        PromptFileError: no prompt, a line that is no such object, has other fields than the first one, or cannot be
+            scored with the model's tokenizer (answers that are not one token, a corrupted prompt of another length, …).
     """
     encode(model, "")
     examples: list[Example] = []
     scorables: list[Scorable] = []
     n_spaced, first_line = 0, 0
     # Lines end at line feeds alone: JSON texts may hold the other marks that str.splitlines takes for ends.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        where = f"{source}, line {number}"
         example, spaced = _spaced(_example(line, where))
         if examples:
             _check_same_fields(example, examples[0], where, first_line)
@@ -53,10 +66,10 @@ def read_prompts(model: Any, path: str | os.PathLike) -> PromptSet:
         examples.append(example)
         n_spaced, first_line = n_spaced + spaced, first_line or number
     if not examples:
-        raise PromptFileError(f"{path} holds no prompts; write one JSON object a line, such as {_EXAMPLE}")
+        raise PromptFileError(f"there are no prompts in {source}; write one JSON object a line, such as {_EXAMPLE}")
     space = f"; a space put before the answers of {n_spaced}" if n_spaced else ""
     return PromptSet(
-        **stacked(scorables), name=Path(path).stem, description=f"{such_as(examples)}; from {Path(path).name}{space}"
+        **stacked(scorables), name=name, description=f"{such_as(examples)}; from {Path(source).name}{space}"
     )
 
 

@@ -20,6 +20,7 @@ from workbench.analyses import (
     factual_recall,
     greater_than,
     indirect_objects,
+    parse_prompts,
     read_prompts,
     subject_verb_agreement,
 )
@@ -369,6 +370,9 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     assert answers(model, prompts.target) == [" Paris", " Madrid"] and answers(model, prompts.foil) == [" Rome"] * 2
     assert prompts.real.sum(dim=1).tolist() == [6, 5] and prompts.tokens[1, 5] == 0
     assert prompts.name == "capitals" and "a space put before the answers of 1" in prompts.description
+    parsed = parse_prompts(model, (tmp_path / "capitals.jsonl").read_text(encoding="utf-8"))
+    assert texts(model, parsed) == texts(model, prompts) and answers(model, parsed.foil) == [" Rome"] * 2
+    assert parsed.name == "own prompts" and "from your prompts; a space put" in parsed.description
 
 
 def test_answers_that_are_no_new_word_stay_as_they_are(tmp_path: Path) -> None:
@@ -383,7 +387,7 @@ def test_answers_that_are_no_new_word_stay_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "holds no prompts"),
+        ([], "there are no prompts in"),
         (["The capital of France is"], "line 1: .* is not JSON"),
         (["[" * 100_000], "line 1: .* is not JSON"),
         ([FRANCE, "[1]"], "line 2: .* is no JSON object"),

@@ -203,7 +203,7 @@ def test_prompts_that_cannot_be_scored(refused: Refused, tmp_path: Path) -> None
         path.write_text("The people of Ardun sell timber")
         assert "line 1: " in (said := refused(command, "demo", "--prompts", path)) and "is not JSON" in said
         path.write_text("")
-        assert "holds no prompts" in refused(command, "demo", "--prompts", path)
+        assert "there are no prompts in" in refused(command, "demo", "--prompts", path)
         prompts_file(tmp_path, FACTS[0], {"prompt": "The capital of Veld is", "target": "Talvik and Besko"})
         assert "line 2: target" in (said := refused(command, "demo", "--prompts", path)) and "not one" in said
     prompts_file(tmp_path, {"prompt": "The capital", "target": "of"})
