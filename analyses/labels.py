@@ -32,6 +32,18 @@ SINK_SCORES = {
     "value_norm_ratio": "Value norm, sink / median",
     "output_norm_ratio": "Output norm, sink / median",
 }
+GENERATION_SCORES = {
+    "generated_mass": "On generated tokens",
+    "prompt_mass": "On the prompt",
+    "first_token": "On the first token",
+    "previous_token": "On the previous token",
+    "self_weight": "On itself",
+    "prefix_matching": "Prefix matching",
+    "max_weight": "Largest weight",
+    "virtual_sink_mass": "On the virtual sink",
+    "entropy": "Entropy",
+    "mean_distance": "Mean distance",
+}
 COPYING_SCORES = {
     "in_situ": "Logit gain of the attended token",
     "eigenvalues": "Copying by eigenvalues",

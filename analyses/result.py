@@ -34,6 +34,7 @@ _CLASSES = {
     "direct_logit_attribution": ("workbench.analyses.predictions.direct", "DirectLogitAttribution"),
     "first_token_sinks": ("workbench.analyses.sinks.first_token", "FirstTokenSinks"),
     "function_vector_heads": ("workbench.analyses.induction.function_vectors", "FunctionVectorHeads"),
+    "generation": ("workbench.analyses.predictions.generation", "Generation"),
     "head_circuits": ("workbench.analyses.attention.circuits", "HeadCircuits"),
     "head_pattern": ("workbench.analyses.attention.patterns", "HeadPattern"),
     "head_pruning": ("workbench.analyses.attribution.pruning", "HeadPruning"),

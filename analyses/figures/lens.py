@@ -67,12 +67,22 @@ def lens_map(
 
 
 def paired_bars(
-    series: Mapping[str, np.ndarray], tokens: Sequence[str], *, label: str, theme: str = "light"
+    series: Mapping[str, np.ndarray],
+    tokens: Sequence[str],
+    *,
+    label: str,
+    marked: int | None = None,
+    theme: str = "light",
 ) -> go.Figure:
-    """A bar for every token in each of the series, the first token on top; values are shares of 1."""
+    """A bar for every token in each of the series, the first token on top; values are shares of 1.
+
+    Args:
+        marked: the place of a token whose name gets an arrow.
+    """
     figure = blank_figure(theme, height=max(240, 30 * len(tokens) + 110))
-    figure.update_layout(showlegend=True, legend=LEGEND_ABOVE, bargap=0.3)
+    figure.update_layout(showlegend=len(series) > 1, legend=LEGEND_ABOVE, bargap=0.3)
     places = np.arange(len(tokens))
+    names = [f"<b>▸ {_short(token)}</b>" if place == marked else _short(token) for place, token in enumerate(tokens)]
     for name, values in series.items():
         figure.add_trace(
             go.Bar(
@@ -87,9 +97,7 @@ def paired_bars(
         )
     largest = max(float(np.max(values)) for values in series.values())
     figure.update_xaxes(title=label, range=(0, min(1.0, 1.05 * largest)))
-    figure.update_yaxes(
-        tickvals=places, ticktext=[_short(token) for token in tokens], autorange="reversed", showgrid=False
-    )
+    figure.update_yaxes(tickvals=places, ticktext=names, autorange="reversed", showgrid=False)
     return figure
 
 

@@ -85,6 +85,7 @@ RUNS: dict[str, list[tuple[tuple, dict[str, Any]]]] = {
 }  # fmt: skip
 REFUSED: dict[str, tuple[tuple, dict[str, Any]]] = {
     "copying_scores": ((), SHORT),
+    "generation_statistics": ((TOKENS[0],), {"n_tokens": 3}),
     "head_circuits": ((0, 0), {}),
     "head_composition": ((), {}),
     "induction_circuit": ((), SHORT | {"pattern_threshold": 0.01}),

@@ -46,6 +46,7 @@ OF_TOKENS: dict[str, Ask] = {
     "streaming_perplexity": lambda model, tokens: analyses.streaming_perplexity(model, tokens, window=6),
     "logit_lens": lambda model, tokens: analyses.logit_lens(model, tokens),
     "what_if": lambda model, tokens: analyses.what_if(model, tokens, ["L0H0"]),
+    "generation_statistics": lambda model, tokens: analyses.generation_statistics(model, tokens, n_tokens=3),
     "in_context_learning": lambda model, tokens: analyses.in_context_learning(model, tokens, early=2, late=5),
     "prefix_matching_in_text": lambda model, tokens: analyses.prefix_matching_in_text(model, tokens),
 }
@@ -92,7 +93,8 @@ GIVEN: dict[str, list[Any]] = {
     **dict.fromkeys(OF_THE_MODEL, [None]),
 }
 ALL = OF_TOKENS | OF_PROMPTS | OF_THE_MODEL
-NEVER_REFUSED = {"head_statistics", "head_pattern", "logit_lens", "what_if", "attribution_patching", "head_pruning"}
+NEVER_REFUSED = {"head_statistics", "head_pattern", "logit_lens", "what_if", "attribution_patching", "head_pruning",
+                 "generation_statistics"}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ALL)
@@ -141,6 +143,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "prefix_matching_conditions": {"lengths": [4]},
     "streaming_perplexity": {"tokens": SOME, "window": 6},
     "in_context_learning": {"tokens": SOME.expand(20, -1)},
+    "generation_statistics": {"tokens": SOME, "n_tokens": 3, "temperature": 1.0},
 }
 NUMBERS = [
     (what, parameter.name, str(parameter.annotation))
