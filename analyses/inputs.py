@@ -35,7 +35,9 @@ def read_text(path: str | os.PathLike) -> str:
         raise WorkbenchError(f"cannot read the text file {path}: {error.strerror}") from None
 
 
-def text_to_tokens(model: Any, text: str, max_tokens: int | None, *, shorten: str) -> DescribedTokens:
+def text_to_tokens(
+    model: Any, text: str, max_tokens: int | None, *, shorten: str = "keep its beginning with max_tokens"
+) -> DescribedTokens:
     """Token ids [1, pos] of a text, as the model reads it, and how much of the text they are.
 
     Args:

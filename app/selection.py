@@ -7,14 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import plotly.graph_objects as go
 from dash import Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
-from workbench.analyses.figures import VERMILLION
 from workbench.analyses.labels import HEAD_SCORES
 from workbench.app.components import about_score, card, graph, on_card, select
-from workbench.app.state import View
+from workbench.app.recipes import Shown
 
 LAYER_HEIGHT = 16  # pixels of a map's row: its label and its number can be read
 
@@ -34,15 +32,11 @@ def map_outputs(page: str) -> tuple[Output, Output, Output]:
     return Output(f"{page}-map", "figure"), Output(f"{page}-map", "style"), Output(f"{page}-note", "children")
 
 
-def score_map(result: Any, score: str, scores: Mapping[str, str], view: View, scheme: str, height: int) -> tuple:
+def score_map(result: Any, shown: Shown, scores: Mapping[str, str], scheme: str, height: int) -> tuple:
     """The map of a score as (figure, style, note). It is as high as its layers need, and at least ``height``."""
-    n_layers, n_heads = result[score].shape
-    tall = max(height, LAYER_HEIGHT * n_layers + 90)
-    figure = on_card(
-        frame_head(result.figure("map", score=score, captioned=True, theme=scheme), view), tall, revision="map"
-    )
-    # The frame of a head at the edge would widen a range that is left to plotly.
-    figure.update_xaxes(range=(-0.5, n_heads - 0.5)).update_yaxes(range=(n_layers - 0.5, -0.5), autorange=False)
+    score = shown.options_for(result)["score"]
+    tall = max(height, LAYER_HEIGHT * len(result[score]) + 90)
+    figure = on_card(shown.draw(result, scheme), tall, revision="map")
     note = [*about_score(scores[score], result.quantities[score]), rows_used(result, score)]
     return figure, {"height": f"{tall}px"}, note
 
@@ -86,13 +80,3 @@ def first_head(result: Any) -> tuple[int, int]:
     """The head to begin with: the one with the largest of the first score that has a value on the text."""
     score = next(name for name in HEAD_SCORES if name in result.score_names)
     return result.top(score, 1)[0]
-
-
-def frame_head(figure: go.Figure, view: View) -> go.Figure:
-    """Puts a frame around the chosen head in a layer × head map, visible on every colour of its scale."""
-    if view.layer is None or view.head is None:
-        return figure
-    cell = {"x0": view.head - 0.5, "x1": view.head + 0.5, "y0": view.layer - 0.5, "y1": view.layer + 0.5}
-    figure.add_shape(type="rect", **cell, line={"color": "#ffffff", "width": 5})
-    figure.add_shape(type="rect", **cell, line={"color": VERMILLION, "width": 2.5})
-    return figure

@@ -14,6 +14,7 @@ from dash.exceptions import PreventUpdate
 from workbench.app import registry
 from workbench.app.components import message
 from workbench.app.jobs import Job
+from workbench.app.recipes import HEAD_STATISTICS
 from workbench.app.selection import first_head
 from workbench.app.services import Services
 from workbench.app.state import MAX_NAME, MOST_OFF, View, from_query, to_query
@@ -161,7 +162,7 @@ def _register_jobs(app: Dash, services: Services) -> None:
     def begin_with_a_head(ready: str, query: str) -> None:
         view = services.view(query)
         if not view.has_head:
-            layer, head = first_head(services.finished(services.head_statistics(view)))
+            layer, head = first_head(services.result(view, HEAD_STATISTICS))
             set_props("layer", {"value": layer})
             set_props("head", {"value": head})
 

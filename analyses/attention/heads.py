@@ -88,15 +88,17 @@ class HeadStatistics(Result):
         """What a score's name leaves open."""
         return f" (first {self.settings['sink_keys']} tokens)" if score == "sink_mass" else ""
 
-    def _draw_map(self, *, score: str | None = None, theme: str = "light") -> Drawing:
+    def _draw_map(
+        self, *, score: str | None = None, chosen: tuple[int, int] | None = None, theme: str = "light"
+    ) -> Drawing:
         from workbench.analyses import figures
 
         score = self._default("prefix_matching", "entropy") if score is None else score
         values, upper = self._score(score), SCORES[score].upper
         return Drawing(
-            figures.head_map(values, label=self._label(score), upper=upper, theme=theme),
+            figures.head_map(values, label=self._label(score), upper=upper, chosen=chosen, theme=theme),
             f"{HEAD_SCORES[score]} of every head",
-            self.define(score),
+            self.define(score) + figures.framed(chosen),
         )
 
     def _draw_scatter(self, *, x: str | None = None, y: str | None = None, theme: str = "light") -> Drawing:

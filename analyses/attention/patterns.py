@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from workbench.analyses.options import check_whole
+from workbench.analyses.attention.cells import (
+    Cells,
+    Part,
+    Pooling,
+    Range,
+    ScoreMemory,
+    check_index,
+    checked_part,
+    measured,
+    read_sequence,
+)
+from workbench.analyses.labels import number_or_dash
 from workbench.analyses.result import Drawing, Quantity, Result
-from workbench.analyses.running import Input, Sequences, cached, provenance
-from workbench.analyses.support import check_model, check_plain_causal, emits_statistics
+from workbench.analyses.running import Input, provenance
 from workbench.analyses.token_texts import token_texts
-from workbench.kernels import AttentionMask, StatisticsRequest, attention, attention_pattern, pattern_statistics
-from workbench.kernels.masks import VisibleKeys, is_whole
+from workbench.analyses.words import word_starts
 
-Pooling = Literal["max", "mean"]
-Range = tuple[int, int]  # first position, and the one after the last
+NORM = "p_ij ‖v_j W_O‖"
+_NAMES = {
+    "query": {"token": "query", "block": "queries", "word": "query word"},
+    "key": {"token": "key", "block": "keys", "word": "key word"},
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class HeadPattern(Result):
-    """weight [query block, key block] of one head on one sequence; entropy [query] and received [key] beside it.
+    """weight [query block, key block] of one head on one sequence; beside it, of each query, entropy, max_weight and
+    first_weight [query] (that on token 0), and received [key].
 
-    In models with learned sinks, ``virtual_mass`` [query] is what the keys leave of a query's weight.
+    With ``value_weighted``, the cells are ``value_weighted`` [query block, key block] in place of weight. In models
+    with learned sinks, ``virtual_mass`` [query] is what the keys leave of a query's weight.
 
     A block is one position where the ranges fit, and ``settings["block"]`` = (queries, keys) positions otherwise; the
-    weight is then the maximum or the mean over its visible pairs. NaN means that the mask hides the whole block.
-    ``coordinates["query"]`` and ``["key"]`` hold the tokens.
+    weight is then the maximum or the mean over its visible pairs. With ``settings["words"]`` it is a word each way.
+    NaN means that the mask hides the whole block. ``coordinates["query"]`` and ``["key"]`` hold the tokens.
     """
 
     kind: ClassVar[str] = "head_pattern"
@@ -40,17 +53,48 @@ class HeadPattern(Result):
     @property
     def is_exact(self) -> bool:
         """Whether every cell is one query and one key."""
-        return tuple(self.settings["block"]) == (1, 1)
+        return tuple(self.settings["block"]) == (1, 1) and not self.has_words
+
+    @property
+    def has_words(self) -> bool:
+        """Whether a cell is a word's queries and a word's keys."""
+        return bool(self.settings.get("words"))
+
+    @property
+    def cells(self) -> np.ndarray:
+        """What is drawn, [query block, key block]."""
+        return self["value_weighted" if "value_weighted" in self else "weight"]
+
+    @property
+    def first_share(self) -> float:
+        """The mean weight of the queries shown on token 0, before anything is left out."""
+        return float(self["first_weight"].mean())
+
+    def edges(self, axis: Literal["query", "key"]) -> list[int]:
+        """The positions at which rows or columns begin, and the one after the last."""
+        if self.has_words:
+            return list(self.settings[f"{axis}_edges"])
+        name, block = ("queries", 0) if axis == "query" else ("keys", 1)
+        first, end = self.settings[name]
+        return [*range(first, end, self.settings["block"][block]), end]
+
+    def texts(self, axis: Literal["query", "key"]) -> list[str]:
+        """The text of each row or column."""
+        edges = np.array(self.edges(axis))
+        places = edges - edges[0]
+        tokens = [str(token) for token in self.coordinates[axis]]
+        return ["".join(tokens[first:end]) for first, end in pairwise(places.tolist())]
 
     def summary(self) -> str:
         settings = self.settings
         over = "" if self._shows_all_keys else ", over all keys"
-        largest = f"mean largest weight {self['max_weight'].mean():.3f}{over}"
+        largest = f"mean largest weight {number_or_dash(_mean(self['max_weight']))}{over}"
         virtual = f", mean on the virtual sink {self['virtual_mass'].mean():.3f}" if "virtual_mass" in self else ""
         return "\n".join((
             self.provenance.sentence(),
             f"L{settings['layer']}H{settings['head']}. {self._shown()}",
-            f"Mean entropy {self['entropy'].mean():z.3f} nats, {largest}{virtual}.",
+            *([self._first_token()] if "first_weight" in self else []),
+            f"Mean entropy {number_or_dash(_mean(self['entropy']), 'z.3f')} nats, {largest}{virtual}.",
             self._most_attended(),
         ))  # fmt: skip
 
@@ -60,10 +104,19 @@ class HeadPattern(Result):
         (first_key, end_key), (first_seen, end_seen) = self.settings["keys"], self.settings["seen_keys"]
         return first_key <= first_seen and end_key >= end_seen
 
+    def _first_token(self) -> str:
+        left_out = (
+            "; it is left out here, the weights on the other keys are scaled to sum to 1"
+            if self.settings.get("without_first")
+            else ""
+        )
+        return f"Token 0 gets {self.first_share:.1%} of the attention of these queries{left_out}."
+
     def _most_attended(self) -> str:
-        received, first_key = self["received"] / len(self["entropy"]), self.settings["keys"][0]
+        n_queries = np.isfinite(self["entropy"]).sum()
+        received, first_key = self["received"] / max(n_queries, 1), self.settings["keys"][0]
         if not received.any():
-            hidden = ", which the mask hides from them" if np.isnan(self["weight"]).all() else ""
+            hidden = ", which the mask hides from them" if np.isnan(self.cells).all() else ""
             return f"These queries give no weight to the keys shown{hidden}."
         most = int(received.argmax())
         of = "" if self._shows_all_keys else " of the keys shown"
@@ -72,45 +125,91 @@ class HeadPattern(Result):
             "the weight of these queries."
         )
 
-    def _draw_pattern(self, *, scale: str = "linear", theme: str = "light") -> Drawing:
+    def _draw_pattern(
+        self, *, scale: str = "linear", first_apart: bool = False, bars: bool = True, theme: str = "light"
+    ) -> Drawing:
+        """``first_apart`` colours the column of token 0 on a scale of its own."""
         from workbench.analyses import figures
 
-        settings = self.settings
-        rows, columns = settings["block"]
-        label = "weight" if self.is_exact else f"{settings['pooling']} weight of {rows} × {columns} block"
+        query_edges, key_edges = self.edges("query"), self.edges("key")
+        queries, keys = self._unit("query"), self._unit("key")
+        apart = first_apart and key_edges[0] == 0 and not self.settings.get("without_first")
         figure = figures.pattern_map(
-            self["weight"],
-            query_labels=self._labels("query", "queries", rows),
-            key_labels=self._labels("key", "keys", columns),
-            query_marginal=_block_sums(self["entropy"], rows) / _block_sums(np.ones(len(self["entropy"])), rows),
-            key_marginal=_block_sums(self["received"], columns),
-            block=(rows, columns),
-            query_marginal_label="entropy (nats)" if rows == 1 else "mean entropy<br>(nats)",
+            self.cells,
+            query_labels=self._labels("query"),
+            key_labels=self._labels("key"),
+            query_marginal=_means(self["entropy"], query_edges),
+            key_marginal=np.add.reduceat(self["received"], np.array(key_edges[:-1]) - key_edges[0]),
+            names=(_NAMES["query"][queries], _NAMES["key"][keys]),
+            edges=(query_edges, key_edges),
+            query_marginal_label="entropy (nats)" if queries == "token" else "mean entropy<br>(nats)",
             key_marginal_label="received<br>(queries)",
-            label=label,
+            label=self._cell_label(),
+            upper=None if "value_weighted" in self else 1.0,
+            first_apart=apart,
             scale=scale,
+            bars=bars,
             theme=theme,
         )
-        return Drawing(
-            figure,
-            f"Attention pattern of L{settings['layer']}H{settings['head']}",
-            f"{self._shown()} Bars: the sum of the weights on {'each key' if columns == 1 else 'all keys of a block'}, "
-            f"and the {'entropy of each query' if rows == 1 else 'mean entropy of the queries of a block'}.",
-        )
+        notes = [self._shown(), *([self._first_token()] if "first_weight" in self else [])]
+        if apart:
+            notes.append("Its column is coloured on a scale of its own.")
+        if bars:
+            of_keys = "each key" if keys == "token" else f"all keys of a {keys}"
+            of_queries = "entropy of each query" if queries == "token" else f"mean entropy of the queries of a {queries}"
+            notes.append(f"Bars: the sum of the weights on {of_keys}, and the {of_queries}.")
+        return Drawing(figure, self._title(), " ".join(notes))
+
+    def _unit(self, axis: Literal["query", "key"]) -> Literal["token", "block", "word"]:
+        """What a row or a column is."""
+        if self.has_words:
+            return "word"
+        return "token" if self.settings["block"][0 if axis == "query" else 1] == 1 else "block"
+
+    def _title(self) -> str:
+        settings = self.settings
+        parts = [
+            ", value-weighted" if "value_weighted" in self else "",
+            ", token 0 left out" if settings.get("without_first") else "",
+            ", by words" if self.has_words else "",
+        ]
+        return f"Attention pattern of L{settings['layer']}H{settings['head']}" + "".join(parts)
+
+    def _cell_label(self) -> str:
+        what = "‖p v W<sub>O</sub>‖" if "value_weighted" in self else "weight"
+        rows, columns = self.settings["block"]
+        if self.has_words:
+            what = f"{what}: sum over the word’s keys, mean over its queries"
+        elif not self.is_exact:
+            what = f"{self.settings['pooling']} {what} of {rows} × {columns} block"
+        return what + (", token 0 left out" if self.settings.get("without_first") else "")
 
     def _shown(self) -> str:
         (first_query, end_query), (first_key, end_key) = self.settings["queries"], self.settings["keys"]
         rows, columns = self.settings["block"]
-        how = "exact" if self.is_exact else f"{self.settings['pooling']} over blocks of {rows} queries × {columns} keys"
-        return f"Queries {first_query} to {end_query - 1}, keys {first_key} to {end_key - 1}, {how}."
+        if self.has_words:
+            how = "by words: the sum over a word's keys, the mean over its queries"
+        elif self.is_exact:
+            how = "exact"
+        else:
+            how = f"{self.settings['pooling']} over blocks of {rows} queries × {columns} keys"
+        shown = f"Queries {first_query} to {end_query - 1}, keys {first_key} to {end_key - 1}, {how}."
+        if "value_weighted" in self:
+            shown += f" Colour: {NORM}, the length of what a key's value adds to the head's output."
+        if self.settings.get("words_do_not_fit"):
+            most = self.settings["max_cells"]
+            shown += f" Words are shown where every token has a cell: choose at most {most} queries and keys."
+        return shown
 
-    def _labels(self, axis: str, range_name: str, block: int) -> list[str]:
-        from workbench.analyses.figures import token_labels
+    def _labels(self, axis: Literal["query", "key"]) -> list[str]:
+        from workbench.analyses.figures import show_token, token_labels
 
-        first, end = self.settings[range_name]
-        if block == 1:
-            return token_labels([str(token) for token in self.coordinates[axis]], first)
-        return [f"{start}–{min(start + block, end) - 1}" for start in range(first, end, block)]
+        edges = self.edges(axis)
+        if self.has_words:
+            return [f"{show_token(text)} {first}" for text, first in zip(self.texts(axis), edges, strict=False)]
+        if self._unit(axis) == "token":
+            return token_labels(self.texts(axis), edges[0])
+        return [f"{first}–{end - 1}" for first, end in pairwise(edges)]
 
 
 def head_pattern(
@@ -124,170 +223,123 @@ def head_pattern(
     keys: Range | None = None,
     max_cells: int = 512,
     pooling: Pooling = "max",
+    without_first: bool = False,
+    value_weighted: bool = False,
+    words: bool = False,
+    memory: ScoreMemory | None = None,
 ) -> HeadPattern:
     """One head's attention on one sequence, with at most ``max_cells`` cells a side. Pads are left out.
 
-    Memory is O(n + max_cells²) on a HookedTransformer, never n × n: the layers up to ``layer`` run once, and the cells
-    are computed from the queries and keys of that head alone. Hooks that are active apply; where one is on the layer's
-    own scores or weights, they are computed in full.
+    Memory is O(n · max_cells) at most on a HookedTransformer, never n × n: the layers up to ``layer`` run once, and the
+    cells are computed from the queries and keys of that head alone. Hooks that are active apply; where one is on the
+    layer's own scores or weights, they are computed in full.
 
     Args:
         tokens: a text, or token ids [pos] or [1, pos] with their ``attention_mask``.
         queries, keys: ranges (first, end) of positions among the real tokens; None is all. Where cells are blocks, the
-            keys widen to whole blocks.
+            keys widen to whole blocks; where they are words, both widen to whole words.
         pooling: "max" keeps one-token-wide stripes; "mean" is over the visible pairs of a block.
+        without_first: leaves token 0 out, which in many heads takes most of the attention: weights are those on the
+            other keys, scaled to sum to 1, and so are entropy, largest weight and attention received.
+        value_weighted: p_ij ‖v_j W_O‖ instead of the weight, the length of what the value of key j adds to the head's
+            output at query i, bias included and before any norm of that output (Kobayashi et al. 2020, equation 5).
+        words: cells are words as the tokenizer marks them (workbench.analyses.words): the sum over a word's keys, the
+            mean over its queries. Only where every token would have a cell; else the result says so, and has blocks.
+        memory: keeps the layer's queries and keys, so that further parts of its patterns need no run of the model. For
+            a model that is the same all the time.
 
     Raises:
         ValueError: a layer without attention weights, several sequences, a head, range or option that does not exist.
     """
-    for name, value, size in (("layer", layer, model.cfg.n_layers), ("head", head, model.cfg.n_heads)):
-        if not is_whole(value) or not 0 <= value < size:
-            raise ValueError(f"{name} must be between 0 and {size - 1}, got {value!r}")
-    check_model(model, layer=layer)
-    sequences = Sequences.read(model, tokens, attention_mask)
-    if len(sequences) > 1:
-        raise ValueError(f"head_pattern shows one sequence, got {len(sequences)}; index the batch first")
-    check_whole(max_cells=max_cells)
-    if pooling not in get_args(Pooling):
-        raise ValueError(f"pooling must be one of {', '.join(map(repr, get_args(Pooling)))}, got {pooling!r}")
-    n = sequences.tokens.shape[1]
-    queries, keys = _checked_range("queries", queries, n), _checked_range("keys", keys, n)
-    block, keys = _blocks(queries, keys, max_cells, n)
-    view = _View(layer, head, queries, keys, block, pooling)
-    weight, statistics, seen_keys = _measure(model, sequences.to(model.cfg.device), view)
-    names = token_texts(getattr(model, "tokenizer", None), sequences.tokens[0].tolist())
-    shown = f"queries {queries[0]} to {queries[1] - 1}"
-    how = "p_ij" if block == (1, 1) else f"{pooling} of p_ij over the visible pairs of a block"
-    share = "share of 1"
+    check_index("layer", layer, model.cfg.n_layers)
+    check_index("head", head, model.cfg.n_heads)
+    sequences = read_sequence(model, tokens, attention_mask, layer, "head_pattern")
+    n, ids = sequences.tokens.shape[1], sequences.tokens[0].tolist()
+    part = checked_part(
+        n, layer, (head, head + 1), queries, keys, max_cells, pooling,
+        without_first=without_first, value_weighted=value_weighted,
+    )  # fmt: skip
+    tokenizer = getattr(model, "tokenizer", None)
+    edges = None
+    if words:
+        starts = [*np.flatnonzero(word_starts(tokenizer, ids)).tolist(), n]
+        edges = _words_of(part.queries, starts), _words_of(part.keys, starts)
+        whole = tuple((within[0], within[-1]) for within in edges)
+        if max(end - first for first, end in whole) <= max_cells:
+            part = replace(part, queries=whole[0], keys=whole[1])
+        else:
+            edges = None
+    found = measured(model, sequences.to(model.cfg.device), part, memory)
+    names = token_texts(tokenizer, ids)
+    settings = {
+        "layer": layer, "head": head, "queries": part.queries, "keys": part.keys, "block": part.block,
+        "pooling": pooling, "max_cells": max_cells, "seen_keys": found.seen_keys,
+        "without_first": part.without_first, "value_weighted": part.value_weighted, "words": edges is not None,
+        "words_do_not_fit": bool(words) and edges is None,
+    }  # fmt: skip
+    if edges is not None:
+        settings |= {"query_edges": edges[0], "key_edges": edges[1]}
+    return HeadPattern(
+        quantities=_quantities(found, part, edges),
+        provenance=provenance(model, sequences),
+        settings=settings,
+        coordinates={"query": names[slice(*part.queries)], "key": names[slice(*part.keys)]},
+    )
+
+
+def _words_of(chosen: Range, starts: list[int]) -> list[int]:
+    """The edges of the words that a range touches; ``starts`` are those of all words, and the end of the text."""
+    first, last = (np.searchsorted(starts, place, side="right") - 1 for place in (chosen[0], chosen[1] - 1))
+    return starts[first : last + 2]
+
+
+def _quantities(found: Cells, part: Part, edges: tuple[list[int], list[int]] | None) -> dict[str, Quantity]:
+    statistics = {name: values[0] for name, values in found.statistics.items()}
+    what, cells = (NORM if part.value_weighted else "p_ij"), found.values[0]
+    if edges is not None:
+        cells = _by_words(cells, *edges, counts=np.isfinite(statistics["entropy"]))
+        how = f"{what}, summed over a word's keys, mean over its queries; NaN where no pair is visible"
+    else:
+        pooled = f"{part.pooling} of {what} over the visible pairs of a block"
+        how = f"{what if part.is_exact else pooled}; NaN where no pair is visible"
+    others = ", of the keys but token 0, scaled to sum to 1" if part.without_first else ""
+    shown = f"queries {part.queries[0]} to {part.queries[1] - 1}"
+    share, axes = "share of 1", ("query block", "key block")
+    received = statistics["received"][slice(*part.keys)]
     quantities = {
-        "weight": Quantity(weight, ("query block", "key block"), share, f"{how}; NaN where no pair is visible"),
-        "entropy": Quantity(statistics["entropy"], ("query",), "nats", "entropy of each query's weights"),
-        "max_weight": Quantity(statistics["max_weight"], ("query",), share, "each query's largest weight"),
-        "received": Quantity(
-            statistics["received"][slice(*keys)], ("key",), "queries", f"sum of weights on each key over {shown}"
+        "value_weighted" if part.value_weighted else "weight": Quantity(
+            cells, axes, "length in the residual stream" if part.value_weighted else share, how + others
+        ),
+        "entropy": Quantity(statistics["entropy"], ("query",), "nats", f"entropy of each query's weights{others}"),
+        "max_weight": Quantity(statistics["max_weight"], ("query",), share, f"each query's largest weight{others}"),
+        "received": Quantity(received, ("key",), "queries", f"sum of weights on each key over {shown}{others}"),
+        "first_weight": Quantity(
+            statistics["first_weight"], ("query",), share, "weight of each query on token 0, nothing left out"
         ),
     }
     if "virtual_mass" in statistics:
         quantities["virtual_mass"] = Quantity(
             statistics["virtual_mass"], ("query",), share, "weight of each query on the learned sink, which is no key"
         )
-    return HeadPattern(
-        quantities=quantities,
-        provenance=provenance(model, sequences),
-        settings={
-            "layer": layer, "head": head, "queries": queries, "keys": keys, "block": block, "pooling": pooling,
-            "max_cells": max_cells, "seen_keys": seen_keys,
-        },
-        coordinates={"query": names[slice(*queries)], "key": names[slice(*keys)]},
-    )  # fmt: skip
+    return quantities
 
 
-def _checked_range(name: str, given: Range | None, n: int) -> Range:
-    first, end = (0, n) if given is None else given
-    if not 0 <= first < end <= n:
-        raise ValueError(f"{name} must be a range (first, end) within the {n} real tokens, got {given}")
-    return int(first), int(end)
+def _by_words(cells: np.ndarray, queries: list[int], keys: list[int], counts: np.ndarray) -> np.ndarray:
+    """Cells [query, key] as [query word, key word]: the sum over keys, the mean over the queries that count."""
+    rows, columns = (np.array(edges[:-1]) - edges[0] for edges in (queries, keys))
+    sums = np.add.reduceat(np.nan_to_num(cells), columns, axis=1)
+    n_visible = np.add.reduceat(np.add.reduceat(np.isfinite(cells).astype(int), columns, axis=1), rows, axis=0)
+    n_counted = np.add.reduceat(counts.astype(int), rows)[:, None]
+    means = np.add.reduceat(np.where(counts[:, None], sums, 0.0), rows, axis=0) / np.maximum(n_counted, 1)
+    return np.where(n_visible > 0, means, np.nan)
 
 
-def _blocks(queries: Range, keys: Range, max_cells: int, n: int) -> tuple[Range, Range]:
-    """Positions per cell, and the keys widened to whole blocks, as blocks of keys count from position 0."""
-    rows = -(-(queries[1] - queries[0]) // max_cells)
-    columns = -(-(keys[1] - keys[0]) // max_cells)
-    if rows == columns == 1:
-        return (1, 1), keys
-    while -(-keys[1] // columns) - keys[0] // columns > max_cells:
-        columns += 1
-    return (rows, columns), (keys[0] // columns * columns, min(n, -(-keys[1] // columns) * columns))
+def _means(values: np.ndarray, edges: list[int]) -> np.ndarray:
+    """Means of the known values between edges, NaN where there is none."""
+    starts, known = np.array(edges[:-1]) - edges[0], np.isfinite(values)
+    sums, n = np.add.reduceat(np.where(known, values, 0.0), starts), np.add.reduceat(known.astype(int), starts)
+    return np.where(n > 0, sums / np.maximum(n, 1), np.nan)
 
 
-@dataclass(frozen=True)
-class _View:
-    """What head_pattern was asked for; ``block`` is (queries, keys) per cell."""
-
-    layer: int
-    head: int
-    queries: Range
-    keys: Range
-    block: Range
-    pooling: Pooling
-
-    @property
-    def is_exact(self) -> bool:
-        return self.block == (1, 1)
-
-
-@torch.no_grad()
-def _measure(model: Any, sequence: Sequences, view: _View) -> tuple[np.ndarray, dict[str, np.ndarray], Range]:
-    """Weights of the cells, [query block, key block]; the statistics of the chosen queries over all keys; and from
-    which key on, up to which, some of these queries see keys."""
-    statistics_of = StatisticsRequest(
-        entropy=True, max_weight=True, received=True, pooled=None if view.is_exact else view.block
-    )
-    columns, n = slice(*view.keys), sequence.tokens.shape[1]
-    statistics: Mapping[str, Any]
-    if emits_statistics(model) and not _is_edited(model, view.layer):
-        q, k, options = _score_inputs(model, sequence, view)
-        statistics = attention(q, k, k, statistics=statistics_of, **options).statistics  # any v does: z is not read
-        cells = attention_pattern(q, k, rows=slice(None), cols=columns, **options) if view.is_exact else None
-        mask = options["mask"]
-    else:
-        name = f"blocks.{view.layer}.attn.hook_pattern"
-        pattern = cached(model, sequence, [name])[name]
-        if emits_statistics(model):
-            mask = replace(model.score_inputs(sequence.tokens, view.layer)[2]["mask"], query_offset=view.queries[0])
-        else:
-            check_plain_causal(pattern, view.layer)
-            mask = AttentionMask(causal=True, query_offset=view.queries[0])
-        pattern = pattern[:, view.head : view.head + 1, slice(*view.queries)]
-        statistics = pattern_statistics(pattern, mask=mask, request=statistics_of)
-        cells = pattern[..., columns] if view.is_exact else None
-    found = {name: statistics[name][0, 0].double().cpu().numpy() for name in statistics if name in _KEPT}
-    seen = mask.bind(1, view.queries[1] - view.queries[0], n)
-    seen_keys = int(torch.minimum(seen.first, seen.global_first).min()), int(seen.end.max())
-    n_visible = _visible_pairs(seen, view)
-    if cells is not None:
-        weight = cells[0, 0].double().cpu().numpy()
-    else:
-        pooled = statistics["pooled_max" if view.pooling == "max" else "pooled_sum"][0, 0]
-        blocks = slice(view.keys[0] // view.block[1], -(-view.keys[1] // view.block[1]))
-        weight = pooled[:, blocks].double().cpu().numpy()
-        if view.pooling == "mean":
-            weight = weight / np.maximum(n_visible, 1)
-    return np.where(n_visible > 0, weight, np.nan), found, seen_keys
-
-
-def _is_edited(model: Any, layer: int) -> bool:
-    """Whether hooks on the layer's scores or weights may make its pattern another than its queries and keys give."""
-    attention_of = model.blocks[layer].attn
-    return attention_of.hook_attn_scores.has_hooks() or attention_of.hook_pattern.has_hooks()
-
-
-_KEPT = ("entropy", "max_weight", "received", "virtual_mass")
-
-
-def _score_inputs(model: Any, sequence: Sequences, view: _View) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """q [1, 1, chosen queries, d_head] and k [1, 1, pos, d_head] of the head alone, and the options of their scores."""
-    q, k, options = model.score_inputs(sequence.tokens, view.layer)
-    first, end = view.queries
-    group = view.head // (q.shape[1] // k.shape[1])
-    of_head = {name: options[name] for name in ("alibi_slopes", "offset_bias", "sink_logits")}
-    of_head = {name: None if value is None else value[view.head : view.head + 1] for name, value in of_head.items()}
-    if of_head["offset_bias"] is not None:  # entry row − column + n_keys − 1, where row 0 is now the first query
-        of_head["offset_bias"] = of_head["offset_bias"][:, first : end + k.shape[2] - 1]
-    mask = replace(options["mask"], query_offset=first)
-    return q[:, view.head : view.head + 1, first:end], k[:, group : group + 1], {**options, **of_head, "mask": mask}
-
-
-def _visible_pairs(seen: VisibleKeys, view: _View) -> np.ndarray:
-    """How many pairs of each block the mask leaves, int [query block, key block]."""
-    starts = np.arange(view.keys[0], view.keys[1], view.block[1])
-    ends = np.minimum(starts + view.block[1], view.keys[1])
-    per_row = np.zeros((seen.n_queries, len(starts)), dtype=int)  # [query, key block]
-    for first, end in ((seen.first, seen.end), (seen.global_first, seen.global_end)):
-        overlap = np.minimum(end[0, :, None].numpy(), ends) - np.maximum(first[0, :, None].numpy(), starts)
-        per_row += np.maximum(overlap, 0)
-    return np.add.reduceat(per_row, np.arange(0, len(per_row), view.block[0]), axis=0)
-
-
-def _block_sums(values: np.ndarray, block: int) -> np.ndarray:
-    return np.add.reduceat(values, np.arange(0, len(values), block))
+def _mean(values: np.ndarray) -> float:
+    return float(_means(values, [0, len(values)])[0])

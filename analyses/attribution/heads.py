@@ -184,15 +184,17 @@ class AttributionAgreement(Result):
         note = f"{self.define(statistic, 'tau_p_adjusted')} Hollow: adjusted p of τ ≥ {SIGNIFICANT}."
         return Drawing(figure, "How far measures of heads agree with ablation", note)
 
-    def _draw_map(self, *, ablation: str | None = None, theme: str = "light") -> Drawing:
+    def _draw_map(
+        self, *, ablation: str | None = None, chosen: tuple[int, int] | None = None, theme: str = "light"
+    ) -> Drawing:
         from workbench.analyses import figures
 
         name = f"{self._chosen(ablation)}_effect"
         marked = self.heads("unattended, decisive")
         label = f"effect ({self.settings['unit']})"
-        figure = figures.head_map(self[name], label=label, signed=True, marked=marked, theme=theme)
-        framed = " Framed: unattended, decisive." if marked else ""
-        return Drawing(figure, f"Effect of {self._chosen(ablation)} ablation, every head", self.define(name) + framed)
+        figure = figures.head_map(self[name], label=label, signed=True, marked=marked, chosen=chosen, theme=theme)
+        note = self.define(name) + (" Framed: unattended, decisive." if marked else "") + figures.framed(chosen)
+        return Drawing(figure, f"Effect of {self._chosen(ablation)} ablation, every head", note)
 
     def _draw_repair(self, *, ablation: str | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures

@@ -19,10 +19,13 @@ from workbench.analyses.figures.export import PICTURES as PICTURES
 from workbench.analyses.figures.export import config as config
 from workbench.analyses.figures.export import write_figure as write_figure
 from workbench.analyses.figures.export import write_figures as write_figures
+from workbench.analyses.figures.generation import step_curves as step_curves
+from workbench.analyses.figures.generation import step_map as step_map
 from workbench.analyses.figures.gradients import layer_position_map as layer_position_map
 from workbench.analyses.figures.gradients import token_bars as token_bars
 from workbench.analyses.figures.gradients import token_map as token_map
 from workbench.analyses.figures.heads import effects as effects
+from workbench.analyses.figures.heads import framed as framed
 from workbench.analyses.figures.heads import head_map as head_map
 from workbench.analyses.figures.heads import head_scatter as head_scatter
 from workbench.analyses.figures.induction import pair_map as pair_map

@@ -33,6 +33,7 @@ def head_map(
     upper: float | None = None,
     signed: bool = False,
     marked: Sequence[tuple[int, int]] = (),
+    chosen: tuple[int, int] | None = None,
     theme: str = "light",
 ) -> go.Figure:
     """Layer × head map of a score.
@@ -42,6 +43,10 @@ def head_map(
         upper: end of the colour range, which starts at 0; None means the largest value.
         signed: a red-blue scale, symmetric about 0, for effects.
         marked: heads (layer, head) to put a frame around.
+        chosen: one head to put a wider, white-edged frame around, to be seen on every colour.
+
+    Raises:
+        ValueError: there is no such head.
     """
     n_layers, n_heads = values.shape
     heads = [[f"L{layer}H{head}" for head in range(n_heads)] for layer in range(n_layers)]
@@ -52,12 +57,23 @@ def head_map(
     figure.add_trace(go.Heatmap(z=values, customdata=heads, hovertemplate=hover, **scale))
     if values.size <= CELLS_WITH_TEXT:
         figure.update_layout(annotations=_printed(values, scale))
-    for layer, head in marked:
+    frames = [(head, VERMILLION, 2.0) for head in marked]
+    frames += [(chosen, "#ffffff", 5.0), (chosen, VERMILLION, 2.5)] if chosen is not None else []
+    for (layer, head), colour, width in frames:
+        if not (0 <= layer < n_layers and 0 <= head < n_heads):
+            raise ValueError(f"there is no L{layer}H{head} among {n_layers} layers of {n_heads} heads")
         corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
-        figure.add_shape(type="rect", line={"color": VERMILLION, "width": 2}, **corners)
-    figure.update_xaxes(title="head", dtick=1 if n_heads <= 32 else 4, showgrid=False, constrain="domain")
-    figure.update_yaxes(title="layer", dtick=1 if n_layers <= 40 else 4, autorange="reversed", showgrid=False)
+        figure.add_shape(type="rect", line={"color": colour, "width": width}, **corners)
+    # A frame at the edge would widen ranges that are left to plotly.
+    x, y = {"range": (-0.5, n_heads - 0.5)}, {"range": (n_layers - 0.5, -0.5), "autorange": False}
+    figure.update_xaxes(title="head", dtick=1 if n_heads <= 32 else 4, showgrid=False, constrain="domain", **x)
+    figure.update_yaxes(title="layer", dtick=1 if n_layers <= 40 else 4, showgrid=False, **y)
     return figure
+
+
+def framed(chosen: tuple[int, int] | None) -> str:
+    """What a caption says of the chosen head."""
+    return "" if chosen is None else f" White-edged frame: L{chosen[0]}H{chosen[1]}."
 
 
 def _printed(values: np.ndarray, scale: Mapping[str, Any]) -> list[dict[str, Any]]:

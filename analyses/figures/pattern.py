@@ -27,8 +27,12 @@ def pattern_map(
     query_marginal_label: str,
     key_marginal_label: str,
     label: str,
-    block: tuple[int, int] = (1, 1),
+    names: tuple[str, str] = ("query", "key"),
+    edges: tuple[Sequence[int], Sequence[int]] | None = None,
+    upper: float | None = 1.0,
+    first_apart: bool = False,
     scale: str = "linear",
+    bars: bool = True,
     theme: str = "light",
 ) -> go.Figure:
     """One head's attention with a bar strip per key above and per query on the right.
@@ -37,8 +41,13 @@ def pattern_map(
         cells: [query, key], NaN where the mask hides the whole cell; the figure grows until each has a pixel.
         query_labels, key_labels: unique, one per row and column.
         query_marginal, key_marginal: a number per row and per column.
-        block: queries and keys of a cell.
+        names: what a row and a column is.
+        edges: the positions at which rows and columns begin, and the last ones end; kept for who zooms in.
+        upper: end of the colour range, which starts at 0; None means the largest value.
+        first_apart: the first column, which may outshine all others, is coloured on a range of its own: to 1 where
+            ``upper`` is 1, else to its largest value; and the others to theirs.
         scale: "sqrt" colours by the square root, which shows what a dominant sink column hides.
+        bars: False leaves out the bars and the labels of rows and columns, for a map that is glanced at.
     """
     if scale not in ("linear", "sqrt"):
         raise ValueError(f"scale must be 'linear' or 'sqrt', got {scale!r}")
@@ -48,29 +57,15 @@ def pattern_map(
     )  # fmt: skip
     apply_style(figure, theme, height=660)
     figure.update_layout(margin=COLOURBAR_ROOM)
-    query, key = ("query" if block[0] == 1 else "queries"), ("key" if block[1] == 1 else "keys")
-    bars = {"marker": {"color": THEMES[theme].series[0], "line_width": 0}}
+    query, key = names
+    drawn_as = {"marker": {"color": THEMES[theme].series[0], "line_width": 0}}
     of_key = f"{key} %{{x}}<br>{key_marginal_label}: %{{y:.4f}}<extra></extra>"
     of_query = f"{query} %{{y}}<br>{query_marginal_label}: %{{x:.4f}}<extra></extra>"
-    figure.add_trace(go.Bar(x=list(key_labels), y=key_marginal, hovertemplate=of_key, **bars), 1, 1)
+    figure.add_trace(go.Bar(x=list(key_labels), y=key_marginal, hovertemplate=of_key, **drawn_as), 1, 1)
     figure.add_trace(
-        go.Bar(x=query_marginal, y=list(query_labels), orientation="h", hovertemplate=of_query, **bars), 2, 2
+        go.Bar(x=query_marginal, y=list(query_labels), orientation="h", hovertemplate=of_query, **drawn_as), 2, 2
     )
-    ticks = np.array([0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0] if scale == "sqrt" else [0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    heatmap = go.Heatmap(
-        z=np.sqrt(cells) if scale == "sqrt" else cells,
-        x=list(key_labels),
-        y=list(query_labels),
-        colorscale=SCORE_SCALE,
-        zmin=0,
-        zmax=1,
-        colorbar=colourbar(f"{label} (√ colour)" if scale == "sqrt" else label)
-        | {"tickvals": np.sqrt(ticks) if scale == "sqrt" else ticks, "ticktext": ticks},
-        hovertemplate=f"{query} %{{y}}<br>{key} %{{x}}<br>%{{z:.4f}}<extra></extra>",
-    )
-    if scale == "sqrt":
-        heatmap.update(customdata=cells, hovertemplate=heatmap.hovertemplate.replace("%{z", "%{customdata"))
-    figure.add_trace(heatmap, 2, 1)
+    figure.add_trace(_heatmap(cells, query_labels, key_labels, label, names, edges, upper, first_apart, scale), 2, 1)
     longest = max(len(query_labels), len(key_labels))
     if longest > CELLS_THAT_FIT:
         figure.update_layout(width=longest + AROUND, height=longest + AROUND - 40)
@@ -94,7 +89,57 @@ def pattern_map(
         type="rect", xref="x3 domain", yref="y3 domain", x0=0, x1=1, y0=0, y1=1, layer="below", line_width=0,
         fillcolor=THEMES[theme].masked,
     )  # fmt: skip
-    return figure
+    return figure if bars else _without_bars(figure)
+
+
+def _heatmap(
+    cells: np.ndarray, query_labels: Sequence[str], key_labels: Sequence[str], label: str, names: tuple[str, str],
+    edges: tuple[Sequence[int], Sequence[int]] | None, upper: float | None, first_apart: bool, scale: str,
+) -> go.Heatmap:  # fmt: skip
+    coloured, limit, remarks = cells, upper, ["√ colour"] if scale == "sqrt" else []
+    if first_apart and cells.shape[1] > 1:
+        of_first, limit = upper or largest(cells[:, :1]), largest(cells[:, 1:])
+        coloured = np.hstack((cells[:, :1] * (limit / of_first), cells[:, 1:]))
+        remarks.append(f"first column apart: 0 to {of_first:.3g}")
+    limit = limit or largest(cells)
+    ticks = _ticks(limit, scale)
+    z = np.sqrt(coloured) if scale == "sqrt" else coloured
+    heatmap = go.Heatmap(
+        z=z.astype(np.float32),
+        x=list(key_labels),
+        y=list(query_labels),
+        colorscale=SCORE_SCALE,
+        zmin=0,
+        zmax=limit**0.5 if scale == "sqrt" else limit,
+        colorbar=colourbar(f"{label} ({'; '.join(remarks)})" if remarks else label)
+        | {"tickvals": np.sqrt(ticks) if scale == "sqrt" else ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]},
+        hovertemplate=f"{names[0]} %{{y}}<br>{names[1]} %{{x}}<br>%{{z:.4f}}<extra></extra>",
+        meta=None if edges is None else {"queries": list(edges[0]), "keys": list(edges[1])},
+    )
+    if coloured is not cells or scale == "sqrt":
+        shown = heatmap.hovertemplate.replace("%{z", "%{customdata")
+        heatmap.update(customdata=cells.astype(np.float32), hovertemplate=shown)
+    return heatmap
+
+
+def largest(values: np.ndarray) -> float:
+    """The largest value, and 1 where there is none above 0, so that it can end a colour range."""
+    return float(np.nan_to_num(values).max(initial=0.0)) or 1.0
+
+
+def _ticks(limit: float, scale: str) -> np.ndarray:
+    """Round numbers from 0 to the end of a colour range; with a square root, two more near 0."""
+    step = 10.0 ** np.floor(np.log10(limit / 4))
+    step = next(step * factor for factor in (1, 2, 5, 10) if limit / (step * factor) <= 5.0001)
+    ticks = step * np.arange(np.floor(limit / step * 1.0001) + 1)
+    return np.concatenate((ticks[:1], [step / 4], ticks[1:])) if scale == "sqrt" else ticks
+
+
+def _without_bars(figure: go.Figure) -> go.Figure:
+    figure.data = [trace for trace in figure.data if trace.type == "heatmap"]
+    figure.update_xaxes(visible=False, col=2).update_yaxes(visible=False, row=1)
+    figure.update_xaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
+    return figure.update_yaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
 
 
 def _bar_range(values: np.ndarray) -> tuple[float, float]:

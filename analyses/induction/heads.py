@@ -137,15 +137,17 @@ class InductionHeads(Result):
         )
         return lines
 
-    def _draw_map(self, *, score: str = "prefix_matching", theme: str = "light") -> Drawing:
+    def _draw_map(
+        self, *, score: str = "prefix_matching", chosen: tuple[int, int] | None = None, theme: str = "light"
+    ) -> Drawing:
         from workbench.analyses import figures
 
         if score not in INDUCTION_SCORES:
             raise ValueError(f"score must be one of {', '.join(INDUCTION_SCORES)}, got {score!r}")
         return Drawing(
-            figures.head_map(self[score], label=figures.axis_label(score), upper=1.0, theme=theme),
+            figures.head_map(self[score], label=figures.axis_label(score), upper=1.0, chosen=chosen, theme=theme),
             f"{INDUCTION_SCORES[score]} of every head",
-            self.define(score),
+            self.define(score) + figures.framed(chosen),
         )
 
     def _draw_loss(self, *, theme: str = "light") -> Drawing:

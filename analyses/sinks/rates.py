@@ -74,7 +74,9 @@ class AttentionSinks(Result):
             return ""
         return f" [{self['sink_rate_low'][position]:.1%}, {self['sink_rate_high'][position]:.1%}]"
 
-    def _draw_map(self, *, score: str = "sink_weight", theme: str = "light") -> Drawing:
+    def _draw_map(
+        self, *, score: str = "sink_weight", chosen: tuple[int, int] | None = None, theme: str = "light"
+    ) -> Drawing:
         from workbench.analyses import figures
 
         bounded = ("sink_weight", "sink_mass", "head_sink_rate", "virtual_sink_mass")
@@ -82,9 +84,9 @@ class AttentionSinks(Result):
             raise ValueError(f"score must be one of {', '.join(self.names('layer', 'head'))}, got {score!r}")
         label, upper = figures.axis_label(score), 1.0 if score in bounded else None
         return Drawing(
-            figures.head_map(self[score], label=label, upper=upper, theme=theme),
+            figures.head_map(self[score], label=label, upper=upper, chosen=chosen, theme=theme),
             f"{SINK_SCORES.get(score, label.capitalize())}, every head",
-            self.define(score),
+            self.define(score) + figures.framed(chosen),
         )
 
     def _draw_positions(self, *, theme: str = "light") -> Drawing:

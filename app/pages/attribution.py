@@ -10,7 +10,8 @@ from dash import Dash, Input, Output, html
 from workbench.analyses.labels import ABLATIONS, ATTENTION_MEASURES, TASKS
 from workbench.app.components import card, graph, number, on_card, plain_table, select, tiles
 from workbench.app.jobs import Task
-from workbench.app.selection import LAYER_HEIGHT, choose_on_click, frame_head
+from workbench.app.recipes import Recipe, Shown, chosen_head
+from workbench.app.selection import LAYER_HEIGHT, choose_on_click
 from workbench.app.services import Services
 from workbench.app.state import View
 
@@ -107,8 +108,32 @@ def layout(view: View) -> list[Any]:
     ]
 
 
+HEADS = Recipe("attribution_agreement", "Ablation of every head", reads="task")
+TOKENS = Recipe("source_attribution", "Knock-out of every token", reads="task")
+
+
+def figures(view: View) -> dict[str, Shown]:
+    def prompt(result: Any) -> dict[str, int]:
+        return {"prompt": shown_prompt(result, view)}
+
+    chosen = {"ablation": view.ablation, "chosen": chosen_head(view)}
+    return {
+        "attribution-scatter": Shown(HEADS, "scatter", {"measure": view.measure, "ablation": view.ablation}),
+        "attribution-agreement": Shown(HEADS, "agreement"),
+        "attribution-map": Shown(HEADS, "map", chosen),
+        "sources-prompt": Shown(TOKENS, "prompt", prompt),
+        "sources-agreement": Shown(TOKENS, "agreement"),
+        "sources-deletion": Shown(TOKENS, "deletion"),
+    }
+
+
+def shown_prompt(result: Any, view: View) -> int:
+    """The prompt that is looked at: the view's, or the last where there are not so many."""
+    return min(view.prompt, len(result["baseline"]) - 1)
+
+
 def tasks(services: Services, view: View) -> list[Task]:
-    return [services.attribution(view), services.source_attribution(view)]
+    return [services.task(view, recipe) for recipe in (HEADS, TOKENS)]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -126,17 +151,14 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw_heads(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        result = services.finished(services.attribution(view))
-        scatter = result.figure(
-            "scatter", measure=view.measure, ablation=view.ablation, captioned=True, theme=scheme
-        )  # fmt: skip
+        result, shown = services.result(view, HEADS), figures(view)
+        scatter = shown["attribution-scatter"].draw(result, scheme)
         tall = max(TALL, LAYER_HEIGHT * len(result["verdict"]) + 90)
-        effects = result.figure("map", ablation=view.ablation, captioned=True, theme=scheme)
         return (
             on_card(scatter, SCATTER_TALL, revision=f"{view.task} {view.measure} {view.ablation}"),
-            on_card(result.figure("agreement", captioned=True, theme=scheme), SCATTER_TALL, revision="agreement"),
+            on_card(shown["attribution-agreement"].draw(result, scheme), SCATTER_TALL, revision="agreement"),
             f"{result.provenance.inputs[:1].upper()}{result.provenance.inputs[1:]}.",
-            on_card(frame_head(effects, view), tall, revision="map"),
+            on_card(shown["attribution-map"].draw(result, scheme), tall, revision="map"),
             {"height": f"{tall}px"},
             named_heads(result),
             numbers_that_matter(result),
@@ -150,12 +172,12 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw_sources(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        result = services.finished(services.source_attribution(view))
-        prompt = min(view.prompt, len(result["baseline"]) - 1)
+        result, shown = services.result(view, TOKENS), figures(view)
+        prompt = str(shown_prompt(result, view))
         return (
-            on_card(result.figure("prompt", prompt=prompt, captioned=True, theme=scheme), TALL, revision=str(prompt)),
-            on_card(result.figure("agreement", captioned=True, theme=scheme), SCATTER_TALL, revision="agreement"),
-            on_card(result.figure("deletion", captioned=True, theme=scheme), SCATTER_TALL, revision="deletion"),
+            on_card(shown["sources-prompt"].draw(result, scheme), TALL, revision=prompt),
+            on_card(shown["sources-agreement"].draw(result, scheme), SCATTER_TALL, revision="agreement"),
+            on_card(shown["sources-deletion"].draw(result, scheme), SCATTER_TALL, revision="deletion"),
         )
 
     choose_on_click(app, ("attribution-scatter", "clickData"), ("attribution-map", "clickData"))

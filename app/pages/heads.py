@@ -7,12 +7,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, ctx, html, no_update
+from dash.exceptions import PreventUpdate
 
-from workbench.analyses import figures
 from workbench.analyses.labels import HEAD_SCORES
 from workbench.app.components import card, empty_figure, graph, on_card, select, table
 from workbench.app.jobs import Task
 from workbench.app.pages.pattern import description, resolution
+from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, chosen_head, pattern_of
 from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import Services
 from workbench.app.state import View
@@ -76,14 +77,25 @@ def layout(view: View) -> list[Any]:
     return [html.Div([overview, detail, numbers, scatter], className="columns")]
 
 
+def figures(view: View) -> dict[str, Shown]:
+    shown = {
+        "heads-map": Shown(HEAD_STATISTICS, "map", {"score": view.score, "chosen": chosen_head(view)}),
+        "heads-scatter": Shown(HEAD_STATISTICS, "scatter", {"x": view.x, "y": view.y}),
+    }
+    return shown | ({"heads-pattern": preview_of(view, 240)} if view.has_head else {})
+
+
+def preview_of(view: View, max_cells: int, off: tuple[str, ...] = ()) -> Shown:
+    """The whole pattern, in as many cells as a small map has pixels, without what is read on the page of its own."""
+    whole = dataclasses.replace(view, queries=None, keys=None)
+    return Shown(pattern_of(whole, max_cells, off), "pattern", {"bars": False})
+
+
 def tasks(services: Services, view: View) -> list[Task]:
-    scores = services.head_statistics(view)
-    return [scores, small_pattern(services, view)] if view.has_head else [scores]
-
-
-def small_pattern(services: Services, view: View) -> Task:
-    """The whole pattern, in as many cells as the small map has pixels."""
-    return services.head_pattern(dataclasses.replace(view, queries=None, keys=None), max_cells=240)
+    recipes: list[Recipe] = [HEAD_STATISTICS]
+    if view.has_head:
+        recipes.append(figures(view)["heads-pattern"].recipe)
+    return [services.task(view, recipe) for recipe in recipes]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -91,7 +103,7 @@ def register(app: Dash, services: Services) -> None:
 
     def statistics(query: str) -> tuple[View, Any]:
         view = services.view_on(NAME, query)
-        return view, services.finished(services.head_statistics(view))
+        return view, services.result(view, HEAD_STATISTICS)
 
     @app.callback(*map_outputs(NAME), Output("score", "data"), *drawn)
     def draw_map(ready: str, query: str, scheme: str) -> Any:
@@ -123,25 +135,17 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw_pattern(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        pattern = services.finished(small_pattern(services, view))
+        if not view.has_head:
+            raise PreventUpdate
+        shown = figures(view)["heads-pattern"]
+        pattern = services.result(view, shown.recipe)
         return (
-            preview(pattern, scheme),
+            on_card(shown.draw(pattern, scheme), TALL),
             f"Pattern of L{view.layer}H{view.head}",
             f"{resolution(pattern)} {description(pattern)}",
         )
 
     choose_on_click(app, ("heads-map", "clickData"), ("heads-scatter", "clickData"), ("heads-table", "cellClicked"))
-
-
-def preview(pattern: Any, scheme: str) -> go.Figure:
-    """The pattern without its tokens and bars, which are read on the page of its own."""
-    figure, settings = pattern.figure(theme=scheme), pattern.settings
-    figure.data = [trace for trace in figure.data if trace.type == "heatmap"]
-    figure.update_xaxes(visible=False, col=2).update_yaxes(visible=False, row=1)
-    figure.update_xaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
-    figure.update_yaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
-    title = f"Attention pattern of L{settings['layer']}H{settings['head']}"
-    return on_card(figures.captioned(figure, title, resolution(pattern), pattern.provenance.sentence()), TALL)
 
 
 def score_options(result: Any) -> list[dict[str, Any]]:
@@ -155,16 +159,14 @@ def score_options(result: Any) -> list[dict[str, Any]]:
 def overview_map(result: Any, view: View, scheme: str) -> tuple:
     if view.score not in result.score_names:
         return empty_figure(TALL, no_value(view.score)), {"height": f"{TALL}px"}, ""
-    return score_map(result, view.score, HEAD_SCORES, view, scheme, TALL)
+    return score_map(result, figures(view)["heads-map"], HEAD_SCORES, scheme, TALL)
 
 
 def score_scatter(result: Any, view: View, scheme: str) -> go.Figure:
     for score in (view.x, view.y):
         if score not in result.score_names:
             return empty_figure(TALL, no_value(score))
-    return on_card(
-        result.figure("scatter", x=view.x, y=view.y, captioned=True, theme=scheme), TALL, revision=view.x + view.y
-    )
+    return on_card(figures(view)["heads-scatter"].draw(result, scheme), TALL, revision=view.x + view.y)
 
 
 def no_value(score: str) -> str:

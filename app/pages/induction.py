@@ -10,6 +10,7 @@ from dash import Dash, Input, Output, html
 from workbench.analyses.labels import INDUCTION_SCORES
 from workbench.app.components import card, graph, number, on_card, plain_table, tiles
 from workbench.app.jobs import Task
+from workbench.app.recipes import Recipe, Shown, chosen_head
 from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import Services
 from workbench.app.state import View
@@ -88,8 +89,22 @@ def layout(view: View) -> list[Any]:
     ]
 
 
+def heads_on_random_tokens(view: View) -> Recipe:
+    options = {"length": view.length, "n_sequences": view.sequences, "seed": view.seed}
+    return Recipe("induction_heads", "Induction heads", reads="nothing", options=options)
+
+
+def figures(view: View) -> dict[str, Shown]:
+    recipe = heads_on_random_tokens(view)
+    return {
+        "induction-map": Shown(recipe, "map", {"score": view.induction_score, "chosen": chosen_head(view)}),
+        "induction-loss": Shown(recipe, "loss"),
+        "induction-ablation": Shown(recipe, "ablation"),
+    }
+
+
 def tasks(services: Services, view: View) -> list[Task]:
-    return [services.induction_heads(view)]
+    return [services.task(view, heads_on_random_tokens(view))]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -106,11 +121,11 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        result = services.finished(services.induction_heads(view))
+        result, shown = services.result(view, heads_on_random_tokens(view)), figures(view)
         return (
-            *score_map(result, view.induction_score, INDUCTION_SCORES, view, scheme, TALL),
-            on_card(result.figure("loss", captioned=True, theme=scheme), TALL, revision="loss"),
-            on_card(result.figure("ablation", captioned=True, theme=scheme), TALL, revision="ablation"),
+            *score_map(result, shown["induction-map"], INDUCTION_SCORES, scheme, TALL),
+            on_card(shown["induction-loss"].draw(result, scheme), TALL, revision="loss"),
+            on_card(shown["induction-ablation"].draw(result, scheme), TALL, revision="ablation"),
             about_ablation(result),
             numbers_that_matter(result),
             verdict_table(result),

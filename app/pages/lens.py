@@ -11,6 +11,7 @@ from dash.exceptions import PreventUpdate
 from workbench.app.components import card, graph, number, on_card, plain_table, tiles
 from workbench.app.jobs import Task
 from workbench.app.pages.pattern import visible
+from workbench.app.recipes import Recipe, Shown
 from workbench.app.services import Services
 from workbench.app.state import View
 
@@ -55,8 +56,19 @@ def layout(view: View) -> list[Any]:
     return [html.Div(id="lens-tiles"), html.Div([lens, curves, rank], className="columns")]
 
 
+LENS = Recipe("logit_lens", "Logit lens")
+
+
+def figures(view: View) -> dict[str, Shown]:
+    def part(result: Any) -> dict[str, int]:
+        first = first_shown(result, chosen_position(result, view))
+        return {"first": first, "last": first + SHOWN}
+
+    return {"lens-map": Shown(LENS, "map", part), "lens-curves": Shown(LENS, "curves")}
+
+
 def tasks(services: Services, view: View) -> list[Task]:
-    return [services.logit_lens(view)]
+    return [services.task(view, LENS)]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -74,16 +86,15 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        result = services.finished(services.logit_lens(view))
+        result, shown = services.result(view, LENS), figures(view)
         place = chosen_position(result, view)
         first = first_shown(result, place)
-        shown = result.figure("map", first=first, last=first + SHOWN, captioned=True, theme=scheme)
         tall = max(TALL, 21 * len(result["rank"]) + 120)
         return (
-            on_card(shown, tall, revision=f"map {first}"),
+            on_card(shown["lens-map"].draw(result, scheme), tall, revision=f"map {first}"),
             {"height": f"{tall}px"},
             shown_part(result, first),
-            on_card(result.figure("curves", captioned=True, theme=scheme), TALL, revision="curves"),
+            on_card(shown["lens-curves"].draw(result, scheme), TALL, revision="curves"),
             numbers_that_matter(result),
             f"After token {place} “{visible(result.coordinates['query'][place])}”",
             rank_table(result, place),

@@ -12,6 +12,7 @@ from dash.exceptions import PreventUpdate
 from workbench.analyses.figures import show_controls
 from workbench.app.components import card, graph, number, on_card, select
 from workbench.app.jobs import Task
+from workbench.app.recipes import HEAD_STATISTICS, Shown, pattern_of
 from workbench.app.services import Services
 from workbench.app.state import Span, View
 from workbench.errors import WorkbenchError
@@ -95,8 +96,12 @@ def layout(view: View) -> list[Any]:
     ]
 
 
+def figures(view: View) -> dict[str, Shown]:
+    return {"pattern-map": Shown(pattern_of(view), "pattern", {"scale": view.scale})} if view.has_head else {}
+
+
 def tasks(services: Services, view: View) -> list[Task]:
-    return [services.head_pattern(view) if view.has_head else services.head_statistics(view)]
+    return [services.task(view, pattern_of(view) if view.has_head else HEAD_STATISTICS)]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -114,10 +119,9 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        result = services.finished(services.head_pattern(view))
-        figure = result.figure(scale=view.scale, captioned=True, theme=scheme)
+        result = services.result(view, pattern_of(view))
         return (
-            on_card(figure, TALL, revision=f"{view.queries} {view.keys}"),
+            on_card(figures(view)["pattern-map"].draw(result, scheme), TALL, revision=f"{view.queries} {view.keys}"),
             f"L{view.layer}H{view.head}",
             shown_part(result),
             description(result),
@@ -135,7 +139,7 @@ def register(app: Dash, services: Services) -> None:
     )
     def zoom(event: dict | None, query: str) -> Any:
         view = services.view_on(NAME, query)
-        return zoomed(event or {}, services.finished(services.head_pattern(view)))
+        return zoomed(event or {}, services.result(view, pattern_of(view)))
 
     @app.callback(
         Output("queries", "data", allow_duplicate=True),
@@ -148,7 +152,8 @@ def register(app: Dash, services: Services) -> None:
     def show(typed: list, out: int, query: str) -> Any:
         if ctx.triggered_id == "zoom-out":
             return None, None
-        result = services.finished(services.head_pattern(services.view_on(NAME, query)))
+        view = services.view_on(NAME, query)
+        result = services.result(view, pattern_of(view))
         n_tokens = result.provenance.n_tokens
         return chosen_span("queries", typed[:2], n_tokens), chosen_span("keys", typed[2:], n_tokens)
 

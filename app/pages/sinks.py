@@ -10,8 +10,9 @@ from dash import Dash, Input, Output, html
 from workbench.analyses.labels import SINK_SCORES
 from workbench.app.components import card, empty_figure, graph, on_card, plain_table, tiles
 from workbench.app.jobs import Task
+from workbench.app.recipes import SINK_LENGTH, Recipe, Shown, chosen_head
 from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
-from workbench.app.services import SINK_LENGTH, Services
+from workbench.app.services import Services
 from workbench.app.state import View
 
 NAME, TITLE = "sinks", "Sinks"
@@ -53,8 +54,19 @@ def layout(view: View) -> list[Any]:
     return [html.Div(id="sinks-tiles"), html.Div([heads, positions, norms, kinds], className="columns")]
 
 
+SINKS = Recipe("attention_sinks", "Attention sinks", reads="sequences", options={"n_tokens": SINK_LENGTH})
+
+
+def figures(view: View) -> dict[str, Shown]:
+    return {
+        "sinks-map": Shown(SINKS, "map", {"score": view.sink_score, "chosen": chosen_head(view)}),
+        "sinks-positions": Shown(SINKS, "positions"),
+        "sinks-norms": Shown(SINKS, "norms"),
+    }
+
+
 def tasks(services: Services, view: View) -> list[Task]:
-    return [services.attention_sinks(view)]
+    return [services.task(view, SINKS)]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -72,12 +84,12 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        result = services.finished(services.attention_sinks(view))
+        result, shown = services.result(view, SINKS), figures(view)
         return (
             *head_map(result, view, scheme),
-            on_card(result.figure("positions", captioned=True, theme=scheme), TALL, revision="positions"),
+            on_card(shown["sinks-positions"].draw(result, scheme), TALL, revision="positions"),
             f"{result.evaluated_in_words()} Of {result.provenance.inputs}.",
-            on_card(result.figure("norms", captioned=True, theme=scheme), TALL, revision="norms"),
+            on_card(shown["sinks-norms"].draw(result, scheme), TALL, revision="norms"),
             numbers_that_matter(result),
             kind_table(result),
             score_options(result),
@@ -96,7 +108,7 @@ def head_map(result: Any, view: View, scheme: str) -> tuple:
         label = SINK_SCORES[view.sink_score]
         why = f"This model has no learned sinks, so<br>“{label}” has no value. Choose another score."
         return empty_figure(TALL, why), {"height": f"{TALL}px"}, ""
-    return score_map(result, view.sink_score, SINK_SCORES, view, scheme, TALL)
+    return score_map(result, figures(view)["sinks-map"], SINK_SCORES, scheme, TALL)
 
 
 def numbers_that_matter(result: Any) -> html.Div:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -11,8 +10,9 @@ from dash.exceptions import PreventUpdate
 
 from workbench.app.components import card, graph, number, on_card, tiles
 from workbench.app.jobs import Task
-from workbench.app.pages.heads import preview
+from workbench.app.pages.heads import preview_of
 from workbench.app.pages.pattern import resolution, visible
+from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown
 from workbench.app.services import Services
 from workbench.app.state import View
 
@@ -95,12 +95,23 @@ def _button(id: str, text: str) -> dmc.Button:
     return dmc.Button(text, id=id, n_clicks=0, size="compact-sm", variant="default")
 
 
+def predictions(view: View) -> Recipe:
+    return Recipe("what_if", "What if", arguments=(list(view.off),), options={"position": view.position})
+
+
+def figures(view: View) -> dict[str, Shown]:
+    shown = {"following": Shown(predictions(view), "next_token"), "off-text": Shown(predictions(view), "text")}
+    if view.has_head:
+        shown["pattern-before"] = preview_of(view, MAP_CELLS)
+        shown["pattern-after"] = preview_of(view, MAP_CELLS, view.off)
+    return shown
+
+
 def tasks(services: Services, view: View) -> list[Task]:
     if not view.has_head:
-        return [services.what_if(view), services.head_statistics(view)]
-    whole = dataclasses.replace(view, queries=None, keys=None)
-    patterns = services.head_pattern(whole, MAP_CELLS), services.pattern_switched_off(whole, MAP_CELLS)
-    return [services.what_if(view), *patterns]
+        return [services.task(view, predictions(view)), services.task(view, HEAD_STATISTICS)]
+    patterns = [figures(view)[f"pattern-{when}"].recipe for when in PATTERNS]
+    return [services.task(view, recipe) for recipe in (predictions(view), *patterns)]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -117,15 +128,15 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        result = services.finished(services.what_if(view))
+        result, shown = services.result(view, predictions(view)), figures(view)
         place = result.settings["position"]
         return (
-            on_card(result.figure("next_token", captioned=True, theme=scheme), TALL, revision="next"),
+            on_card(shown["following"].draw(result, scheme), TALL, revision="next"),
             f"Next token after {place} “{visible(result.coordinates['query'][place])}”",
-            on_card(result.figure("text", captioned=True, theme=scheme), TALL, revision="text"),
+            on_card(shown["off-text"].draw(result, scheme), TALL, revision="text"),
             numbers_that_matter(result),
             "" if view.off else "Nothing yet: type a name, or take the head that is chosen above.",
-            code(services, view),
+            shown["following"].code(view, services.texts.get(view.text), result),
         )
 
     @app.callback(
@@ -136,11 +147,13 @@ def register(app: Dash, services: Services) -> None:
         view = services.view_on(NAME, query)
         if not view.has_head:
             raise PreventUpdate
-        shown: list[Any] = []
-        for when, task in zip(PATTERNS, tasks(services, view)[1:], strict=True):
-            result = services.finished(task)
-            shown += [preview(result, scheme), f"L{view.layer}H{view.head} {when}", resolution(result)]
-        return shown
+        cards: list[Any] = []
+        for when in PATTERNS:
+            shown = figures(view)[f"pattern-{when}"]
+            result = services.result(view, shown.recipe)
+            cards += [on_card(shown.draw(result, scheme), TALL)]
+            cards += [f"L{view.layer}H{view.head} {when}", resolution(result)]
+        return cards
 
     @app.callback(
         Output("off", "value", allow_duplicate=True),
@@ -194,23 +207,4 @@ def numbers_that_matter(result: Any) -> html.Div:
         ("Prediction moves by", f"{result['kl'][place]:.2f}", f"nats KL after token {place}"),
         ("Most likely before", f"“{visible(tokens[first])}”", f"{result['probability_before'][first]:.2f}"),
         ("Most likely after", f"“{visible(tokens[then])}”", f"{result['probability_after'][then]:.2f}"),
-    )
-
-
-def code(services: Services, view: View) -> str:
-    """Python that gives the numbers on this page."""
-    text = services.texts.get(view.text)
-    limited = "text" if view.max_tokens is None else f"model.to_tokens(text)[:, :{view.max_tokens}]"
-    position = "" if view.position is None else f", position={view.position}"
-    return "\n".join(
-        [
-            "from workbench import HookedTransformer",
-            "from workbench.analyses import what_if",
-            "",
-            f"model = HookedTransformer.from_pretrained({view.model!r})",
-            f"text = {text!r}",
-            f"result = what_if(model, {limited}, {list(view.off)!r}{position})",
-            "print(result.summary())",
-            'result.figure("next_token").show()',
-        ]
     )

@@ -53,7 +53,8 @@ def test_a_head_map_runs_down_from_layer_0_over_a_stated_range() -> None:
     figure = figures.head_map(values, label="prefix matching", upper=1.0, marked=[(1, 0)])
     (heatmap,) = figure.data
     assert (heatmap.zmin, heatmap.zmax) == (0.0, 1.0)
-    assert figure.layout.yaxis.autorange == "reversed" and figure.layout.yaxis.title.text == "layer"
+    assert figure.layout.yaxis.range == (2.5, -0.5) and figure.layout.yaxis.title.text == "layer"
+    assert figure.layout.xaxis.range == (-0.5, 1.5)  # which a frame at the edge would widen
     assert heatmap.customdata[1][0] == "L1H0" and heatmap.z[1][0] == 0.9
     (frame,) = figure.layout.shapes
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, 0.5, 1.5)

@@ -15,6 +15,7 @@ from workbench.analyses.labels import SINK_SCORES
 from workbench.app import registry
 from workbench.app.models import ModelStore
 from workbench.app.pages import heads, sinks
+from workbench.app.recipes import HEAD_STATISTICS
 from workbench.app.selection import rows_used
 from workbench.app.services import Services
 from workbench.app.shell import error_message
@@ -80,7 +81,7 @@ def test_every_page_shows_figures_or_says_in_words_why_not(kind: str, page: str)
             assert job.result.figure(figure, captioned=True).data
         assert job.result.summary()
     if page == "heads":
-        result = services.jobs.result(services.head_statistics(view).key)
+        result = services.result(view, HEAD_STATISTICS)
         assert heads.overview_map(result, view, "light")[0].data and heads.score_table(result)[1]
         assert (", mean over layers" in rows_used(result, "sink_mass")) == (kind == "windows")
         assert ("59 tokens, starting with [CLS]" in result.provenance.sentence()) == (kind == "encoder")

@@ -32,6 +32,7 @@ from workbench.app.components import message, on_card
 from workbench.app.jobs import Job, Task
 from workbench.app.models import ModelStore
 from workbench.app.pages import attribution, heads, induction, lens, pattern, sinks, what_if
+from workbench.app.recipes import HEAD_STATISTICS, Shown, pattern_of
 from workbench.app.selection import clicked_head, first_head, rows_used, score_map
 from workbench.app.services import Services, stoppable
 from workbench.app.shell import PARTS_OF_A_TEXT, controls_of, error_message, progress_of, submitted, view_of
@@ -118,7 +119,7 @@ def test_the_code_of_what_if_gives_the_numbers_of_the_page(services: Services, m
     monkeypatch.setattr(HookedTransformer, "from_pretrained", lambda source: model)
     monkeypatch.setattr(go.Figure, "show", lambda figure: None)
     ran: dict[str, Any] = {}
-    exec(what_if.code(services, view), ran)  # what the page says of itself, to be copied
+    exec(what_if.figures(view)["following"].code(view, TEXT, shown), ran)  # what the page says of itself, to be copied
     for name in ("loss_before", "loss_after", "kl", "probability_after"):
         np.testing.assert_array_equal(ran["result"][name], shown[name])
 
@@ -223,7 +224,7 @@ def drag(x: tuple[float, float], y: tuple[float, float]) -> dict[str, float]:
 
 
 def test_the_small_pattern_has_no_bars_without_a_scale(tiny: HookedTransformer) -> None:
-    small = heads.preview(head_pattern(tiny, torch.arange(20) % 8, 0, 0), "light")
+    small = on_card(head_pattern(tiny, torch.arange(20) % 8, 0, 0).figure(bars=False, captioned=True), 300)
     (heatmap,) = small.data
     assert (heatmap.xaxis, heatmap.yaxis) == ("x3", "y3")
     assert small.layout.xaxis3.domain == small.layout.yaxis3.domain == (0, 1)
@@ -361,13 +362,13 @@ def test_a_map_is_as_high_as_its_layers_need() -> None:
         quantities = {"entropy": SimpleNamespace(definition="of a query", unit="nats")}
         coverage: dict[str, float] = {}
 
-        def figure(self, kind: str, *, score: str, captioned: bool, theme: str) -> go.Figure:
-            return figures.head_map(self[score], label=score, theme=theme)
+        def figure(self, kind: str, *, score: str, chosen: tuple, captioned: bool, theme: str) -> go.Figure:
+            return figures.head_map(self[score], label=score, chosen=chosen, theme=theme)
 
     def heights(n_layers: int) -> tuple[int, str]:
         scores = Scores(entropy=np.random.default_rng(0).random((n_layers, 3)))
-        view = View(layer=0, head=0)
-        figure, style, _ = score_map(scores, "entropy", {"entropy": "Entropy"}, view, "light", 400)
+        shown = Shown(HEAD_STATISTICS, "map", {"score": "entropy", "chosen": (0, 0)})
+        figure, style, _ = score_map(scores, shown, {"entropy": "Entropy"}, "light", 400)
         assert figure.layout.xaxis.range == (-0.5, 2.5) and figure.layout.yaxis.range == (n_layers - 0.5, -0.5)
         return figure.layout.height, style["height"]
 
@@ -379,7 +380,7 @@ def test_a_map_says_over_how_many_queries_its_score_is_a_mean(tiny: HookedTransf
     result = head_statistics(tiny, "a b a c a d")  # and BOS; what follows an earlier "a" is there for two of them
     assert rows_used(result, "prefix_matching") == " Over 2 of 7 queries."
     assert rows_used(result, "previous_token") == " Over 6 of 7 queries."
-    note = score_map(result, "entropy", HEAD_SCORES, View(layer=0, head=0), "light", 400)[2]
+    note = score_map(result, Shown(HEAD_STATISTICS, "map", {"score": "entropy"}), HEAD_SCORES, "light", 400)[2]
     assert note[-1] == " Over 7 of 7 queries."
     sequences = torch.arange(40).repeat(2, 1) % 8
     assert rows_used(attention_sinks(tiny, sequences), "sink_weight") == ""  # its coverage is one of keys
@@ -404,7 +405,7 @@ def test_the_text_is_cut_into_sequences_for_sinks_only_when_it_is_long(services:
 
 def test_a_text_beyond_the_context_names_the_field_that_shortens_it(services: Services) -> None:
     view = dataclasses.replace(services.default, text="a " * 2000)
-    job = services.jobs.request("test", services.head_statistics(view))
+    job = services.jobs.request("test", services.task(view, HEAD_STATISTICS))
     assert job.wait(60) and isinstance(job.error, WorkbenchError)
     assert "2,001 tokens" in str(job.error) and "1,024" in str(job.error) and "Shorten to" in str(job.error)
     (result, _) = finish(services, dataclasses.replace(view, max_tokens=100, layer=0, head=0))
@@ -516,9 +517,10 @@ def test_a_computation_is_the_same_job_only_for_the_same_input(services: Service
         lambda v: dataclasses.replace(v, keys=(0, 2)),
         lambda v: dataclasses.replace(v, pooling="mean"),
     ]
-    keys = [services.head_pattern(change(view)).key for change in changes]
-    assert len({*keys, services.head_pattern(view).key}) == len(changes) + 1
-    assert services.head_pattern(view).key == services.head_pattern(dataclasses.replace(view, score="entropy")).key
+    keys = [pattern_of(changed).key(changed) for changed in (change(view) for change in changes)]
+    assert len({*keys, pattern_of(view).key(view)}) == len(changes) + 1
+    other = dataclasses.replace(view, score="entropy")
+    assert pattern_of(view).key(view) == pattern_of(other).key(other)
 
 
 @pytest.mark.parametrize("page", ["lens", "what-if"])

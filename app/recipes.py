@@ -1,0 +1,214 @@
+"""What a card shows, as data: an analysis with its options, and which figure of its result.
+
+Drawing, exporting, the code to copy and the notebook all follow the same recipe, so that what is exported is what is
+seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dash.exceptions import PreventUpdate
+
+from workbench.app.state import View
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from workbench.analyses import Result
+
+SINK_LENGTH = 64  # tokens of a sequence in which sinks are counted (Gu et al. 2024)
+SHORTEN = "shorten it, or keep its beginning with the field “Shorten to”"
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Python in parts, each a list of lines: what is imported, how the model is loaded, and what makes ``result``."""
+
+    imports: list[str]
+    model: list[str]
+    result: list[str]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An analysis, what it reads, and its options. It depends on a view only through what it reads.
+
+    Args:
+        analysis: its public name in workbench.analyses.
+        title: what it is called while it runs.
+        reads: what it gets after the model: the text's tokens, the text in sequences of SINK_LENGTH tokens, the prompts
+            of the view's task, or nothing.
+        arguments, options: what else it gets, as values that Python's ``repr`` writes. Options that are None are left
+            to the analysis.
+        off: parts that are switched off meanwhile (workbench.analyses.interventions.switches); of texts only.
+        model, text: in place of the view's; the text as in ``View.text``.
+    """
+
+    analysis: str
+    title: str = field(compare=False, repr=False)
+    reads: Literal["text", "sequences", "task", "nothing"] = "text"
+    arguments: tuple[Any, ...] = ()
+    options: Options = field(default_factory=dict)
+    off: tuple[str, ...] = ()
+    model: str | None = None
+    text: str | None = None
+
+    def model_of(self, view: View) -> str:
+        return view.model if self.model is None else self.model
+
+    def text_of(self, view: View) -> str:
+        return view.text if self.text is None else self.text
+
+    def key(self, view: View) -> str:
+        """The same for the same result."""
+        text = self.text_of(view), view.max_tokens
+        read = {"text": text, "sequences": text, "task": view.task, "nothing": None}[self.reads]
+        return hashlib.sha256(repr((self, self.model_of(view), read)).encode()).hexdigest()
+
+    def run(self, model: Any, view: View, text: str, progress: Callable[[float, str], None]) -> Result:
+        """The result.
+
+        Args:
+            text: the words behind ``text_of(view)``.
+        """
+        from workbench import analyses
+
+        analysis = getattr(analyses, self.analysis)
+        given = self._read(model, view, text)
+        takes_progress = "progress" in inspect.signature(analysis).parameters
+        options = self._given_options() | ({"progress": progress} if takes_progress else {})
+        with self._switched_off(model, given):
+            return analysis(model, *given, *self.arguments, **options)
+
+    def _given_options(self) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if value is not None}
+
+    def _read(self, model: Any, view: View, text: str) -> list[Any]:
+        from workbench import analyses
+        from workbench.analyses.inputs import text_to_sequences, text_to_tokens
+        from workbench.analyses.support import check_model
+
+        if self.reads == "text":
+            return [text_to_tokens(model, text, view.max_tokens, shorten=SHORTEN)]
+        if self.reads == "sequences":
+            return [text_to_sequences(model, text, view.max_tokens, length=SINK_LENGTH)]
+        if self.reads == "task":
+            check_model(model, predicts=True)  # before words are sought, of which such a model may have none
+            return [getattr(analyses, view.task)(model)]
+        return []
+
+    @contextmanager
+    def _switched_off(self, model: Any, given: list[Any]) -> Iterator[None]:
+        from workbench.analyses.interventions.switches import switched_off
+
+        if not self.off:
+            yield
+            return
+        off = switched_off(model, self.off, given[0].tokens.shape[-1])
+        with model.hooks(fwd_hooks=list(off.edits.items())):
+            yield
+
+    def code(self, view: View, text: str) -> Code:
+        """Python that makes the same result, of the same text."""
+        imports = {"workbench": ["HookedTransformer"], "workbench.analyses": [self.analysis]}
+        lines, given = [], ["model"]
+        if self.reads == "text" and view.max_tokens is None and not self.off:
+            lines, given = [f"text = {text!r}"], ["model", "text"]
+        elif self.reads == "text":
+            imports["workbench.analyses.inputs"] = ["text_to_tokens"]
+            lines = [f"text = {text!r}", f"tokens = text_to_tokens(model, text, {view.max_tokens})"]
+            given = ["model", "tokens"]
+        elif self.reads == "sequences":
+            imports["workbench.analyses.inputs"] = ["text_to_sequences"]
+            cut = f"text_to_sequences(model, text, {view.max_tokens}, length={SINK_LENGTH})"
+            lines, given = [f"text = {text!r}", f"tokens = {cut}"], ["model", "tokens"]
+        elif self.reads == "task":
+            imports["workbench.analyses"].append(view.task)
+            lines, given = [f"prompts = {view.task}(model)"], ["model", "prompts"]
+        call = f"result = {called(self.analysis, given, self.arguments, self._given_options())}"
+        if self.off:
+            imports["workbench.analyses.interventions.switches"] = ["switched_off"]
+            lines.append(f"off = switched_off(model, {list(self.off)!r}, tokens.tokens.shape[-1])")
+            call = f"with model.hooks(fwd_hooks=list(off.edits.items())):\n    {call}"
+        return Code(
+            [f"from {module} import {', '.join(sorted(names))}" for module, names in imports.items()],
+            [f"model = HookedTransformer.from_pretrained({self.model_of(view)!r})"],
+            [*lines, call],
+        )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure of a recipe's result.
+
+    Args:
+        kind: one of the result's ``figure_kinds``.
+        options: of the figure, as values that Python's ``repr`` writes, or a function that gives them for the result.
+            What is None is left to the figure.
+    """
+
+    recipe: Recipe
+    kind: str
+    options: Options | Callable[[Any], Options] = field(default_factory=dict)
+
+    def options_for(self, result: Any) -> dict[str, Any]:
+        options = self.options(result) if callable(self.options) else self.options
+        return {name: value for name, value in options.items() if value is not None}
+
+    def draw(self, result: Any, theme: str) -> go.Figure:
+        """The figure with its title and caption, in the theme "light" or "dark"."""
+        return result.figure(self.kind, captioned=True, theme=theme, **self.options_for(result))
+
+    def call(self, result: Any) -> str:
+        """The call that draws the figure, as Python."""
+        return called("result.figure", [], (self.kind,), self.options_for(result) | {"captioned": True})
+
+    def code(self, view: View, text: str, result: Any) -> str:
+        """Python that makes the figure from nothing."""
+        code = self.recipe.code(view, text)
+        shown = ["print(result.summary())", f"{self.call(result)}.show()"]
+        return "\n".join([*code.imports, "", *code.model, *code.result, *shown])
+
+
+def called(function: str, given: list[str], arguments: tuple[Any, ...], options: Options) -> str:
+    """A call as Python: names, then values, then options by name."""
+    parts = [*given, *map(repr, arguments), *(f"{name}={value!r}" for name, value in options.items())]
+    return f"{function}({', '.join(parts)})"
+
+
+# What several pages show.
+
+HEAD_STATISTICS = Recipe("head_statistics", "Head statistics")
+
+
+def pattern_of(view: View, max_cells: int = 320, off: tuple[str, ...] = ()) -> Recipe:
+    """The pattern of the view's head, or the part of it that the view shows, in at most so many cells a side.
+
+    The map must have a pixel for each of them, in a narrow window too: what falls between pixels is not drawn.
+
+    Raises:
+        PreventUpdate: no head is chosen yet.
+    """
+    if not view.has_head:
+        raise PreventUpdate
+    name = f"Pattern of L{view.layer}H{view.head}"
+    options = {"queries": view.queries, "keys": view.keys, "max_cells": max_cells, "pooling": view.pooling}
+    return Recipe(
+        "head_pattern",
+        f"{name}, switched off" if off else name,
+        arguments=(view.layer, view.head),
+        options=options,
+        off=off,
+    )
+
+
+def chosen_head(view: View) -> tuple[int, int] | None:
+    """(layer, head) of the view's head, which maps of all heads put a frame around."""
+    return (view.layer, view.head) if view.layer is not None and view.head is not None else None
