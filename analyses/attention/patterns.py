@@ -156,7 +156,9 @@ class HeadPattern(Result):
             notes.append("Its column is coloured on a scale of its own.")
         if bars:
             of_keys = "each key" if keys == "token" else f"all keys of a {keys}"
-            of_queries = "entropy of each query" if queries == "token" else f"mean entropy of the queries of a {queries}"
+            of_queries = (
+                "entropy of each query" if queries == "token" else f"mean entropy of the queries of a {queries}"
+            )
             notes.append(f"Bars: the sum of the weights on {of_keys}, and the {of_queries}.")
         return Drawing(figure, self._title(), " ".join(notes))
 

@@ -76,7 +76,7 @@ def _title(figure: go.Figure, trace: Any, side: str) -> str:
 def _plain(text: str) -> str:
     """A label without markup, and without what it says of the scale."""
     text = html.unescape(re.sub(TAG, lambda found: " " if found[0] == "<br>" else "", text))
-    return re.sub(r" \(√ colour\)| \(log scale\)|, log scale", "", text)
+    return re.sub(r" \((√ colour|log scale|[^)]*first column apart[^)]*)\)|, log scale", "", text)
 
 
 def _plain_all(values: Any) -> np.ndarray:
