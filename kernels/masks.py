@@ -87,6 +87,7 @@ class AttentionMask:
             global_columns = first, end.clamp(max=min(self.n_global, n_keys))
         return VisibleKeys(
             causal=self.causal,
+            has_documents=self.documents is not None,
             has_global=self.window is not None and self.n_global > 0,
             query_offset=offset,
             n_keys=n_keys,
@@ -161,6 +162,7 @@ class VisibleKeys:
     """
 
     causal: bool
+    has_documents: bool
     has_global: bool  # whether there may be global intervals
     query_offset: int
     n_keys: int
@@ -175,6 +177,11 @@ class VisibleKeys:
     @property
     def n_queries(self) -> int:
         return self.first.shape[1]
+
+    @property
+    def by_distance(self) -> bool:
+        """Whether only their distance decides if a query sees a key."""
+        return not self.has_documents and not self.has_global and self.key_padding is None and self.query_padding is None
 
     @cached_property
     def _bounds(self) -> Tensor:

@@ -52,14 +52,21 @@ class Normaliser:
 
         [key/value head, group · row] each.
         """
-        return [part[place].flatten(1) for part in (self.lse, self.rest) if part is not None]
+        parts = [part[place].flatten(1) for part in (self.lse, self.rest) if part is not None]
+        total = sum(parts)
+        return [total] if len(parts) == 1 or total.abs().amax() <= _LARGE else parts
+
+    def store(self, place: Place, lse: Tensor, rest: Tensor) -> None:
+        """Both parts for the rows at ``place``, [key/value head, group · row] each."""
+        for target, part in ((self.lse, lse), (self.rest, rest)):
+            target[place] = part.view_as(target[place])
 
 
 def _add_tiles(tiling: Tiling, lse: Tensor, rest: Tensor, pieces: list[list[RowBlock]], grid: KeyGrid) -> None:
     """Adds, in the logarithm, each row's Σ exp2(s − lse) to ``rest``."""
 
     def add(piece: list[RowBlock]) -> None:
-        buffer = tiling.buffer(grid)
+        (buffer,) = tiling.scratch(grid, 1)
         for block in piece:
             rows = block.batch, slice(None), slice(None), block.rows
             if lse[rows].abs().amax() <= _LARGE:

@@ -10,12 +10,12 @@ from torch.utils.checkpoint import checkpoint
 
 from workbench.kernels.flash_cpu import fits_flash, flash_attention
 from workbench.kernels.normaliser import Normaliser
-from workbench.kernels.online import online_attention
+from workbench.kernels.online import OnlineForward
 from workbench.kernels.probes import probe_statistics
 from workbench.kernels.reference import attention_weights, reference_attention
 from workbench.kernels.scores import ScoreRule, all_finite, prepared, real_entries, rectangle_scores
 from workbench.kernels.statistics import AttentionOutput, AttentionStatistics, StatisticsRequest
-from workbench.kernels.tile_statistics import tile_cut, tile_statistics
+from workbench.kernels.tile_statistics import has_usual_cut, tile_cut, tile_statistics
 from workbench.kernels.tiles import Tiling
 
 _ROWS = 64  # rows whose scores against all keys the differentiable forward holds at a time
@@ -28,18 +28,26 @@ def streaming_attention(
     # torch's operator turns NaN into 0 in silence; the reference says which rows it reaches.
     if q.numel() == 0 or k.numel() == 0 or not all_finite(q, k, rule):
         return reference_attention(q, k, v, rule, sink_logits, request)
+    found: dict[str, Any] | None = None
     if fits_flash(q, k, rule):
         z, lse = flash_attention(q, k, v, rule)
     elif torch.is_grad_enabled() and any(_needs_gradient(q, k, v, rule)):
         z, lse = differentiable_attention(q, k, v, rule)
     else:
-        z, lse = online_attention(q, k, v, rule)
+        forward = OnlineForward.of(q, k, v, rule)
+        if request.is_empty or sink_logits is not None or not has_usual_cut(forward.tiling, request):
+            forward.run()
+        else:
+            found = tile_statistics(forward.tiling, forward.normaliser, request, forward)
+            found |= probe_statistics(forward.tiling, forward.normaliser, request)
+        z, lse = forward.results()
     virtual_mass = None
     if sink_logits is not None:
         z, lse, virtual_mass = add_virtual_column(z, lse, sink_logits)
-    with torch.no_grad():
-        statistics = _statistics(q, k, rule, lse, virtual_mass, request)
-    return AttentionOutput(z=z.to(q.dtype), lse=lse, statistics=AttentionStatistics(statistics))
+    if found is None:
+        with torch.no_grad():
+            found = _statistics(q, k, rule, lse, virtual_mass, request)
+    return AttentionOutput(z=z.to(q.dtype), lse=lse, statistics=AttentionStatistics({"lse": lse.detach(), **found}))
 
 
 def differentiable_attention(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
@@ -74,7 +82,7 @@ def add_virtual_column(z: Tensor, lse: Tensor, sink_logits: Tensor) -> tuple[Ten
 def _statistics(
     q: Tensor, k: Tensor, rule: ScoreRule, lse: Tensor, virtual_mass: Tensor | None, request: StatisticsRequest
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"lse": lse.detach()}
+    found: dict[str, Any] = {}
     if virtual_mass is not None:
         found["virtual_mass"] = virtual_mass.detach()
     if request.is_empty:

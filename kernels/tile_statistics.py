@@ -19,20 +19,25 @@ from workbench.kernels.largest import largest_again, largest_in_tile, largest_we
 from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.matches import MatchPairs, TileMatches
 from workbench.kernels.normaliser import Normaliser
+from workbench.kernels.online import OnlineForward
 from workbench.kernels.statistics import StatisticsRequest, received_statistics, weights_per_head
-from workbench.kernels.tiles import HIDDEN, HiddenPart, RowBlock, Tiling, hide
+from workbench.kernels.tiles import HIDDEN, KEY_BLOCK, RowBlock, Tiling, hide
 from workbench.kernels.workers import run_pieces
 
-_KEY_BLOCK = 16  # maxima and sums are first taken over so many keys at most, where that divides the pooled map's blocks
 _SMALLEST_KEY_BLOCK = 8  # by less they would hardly shrink: other blocks of a pooled map are taken as they are,
 _LARGEST_KEY_BLOCK = 64  # if not larger than this, or else in blocks of which the last is shorter
 
-_Scratch = tuple[Tensor, Tensor]  # memory for two tiles
 
 
-def tile_statistics(tiling: Tiling, normaliser: Normaliser, request: StatisticsRequest) -> dict[str, Any]:
-    """Entropy (of the keys alone), maximum, distance, match and class mass, received, pooled maps, top keys."""
-    tile_pass = _TilePass(tiling, normaliser, request)
+def tile_statistics(
+    tiling: Tiling, normaliser: Normaliser, request: StatisticsRequest, forward: OnlineForward | None = None
+) -> dict[str, Any]:
+    """Entropy (of the keys alone), maximum, distance, match and class mass, received, pooled maps, top keys.
+
+    With a ``forward``, whose normaliser that is, its z and lse are calculated in the same pass: where a row has a single
+    tile, the weights in it serve both. The request has to have the usual cut.
+    """
+    tile_pass = _TilePass(tiling, normaliser, request, forward)
     if tile_pass.has_work:
         run_pieces(tile_pass.work, range(len(tile_pass.pieces)), normaliser.lse.device)
     return tile_pass.results()
@@ -40,11 +45,17 @@ def tile_statistics(tiling: Tiling, normaliser: Normaliser, request: StatisticsR
 
 def tile_cut(tiling: Tiling, request: StatisticsRequest) -> tuple[list[list[RowBlock]], KeyGrid]:
     """The pieces of work and the grid of columns that fit the request's pooled map."""
-    rows, period = request.pooled or (1, _KEY_BLOCK)
-    size = next(size for size in range(_KEY_BLOCK, 0, -1) if period % size == 0)
+    rows, period = request.pooled or (1, KEY_BLOCK)
+    size = next(size for size in range(KEY_BLOCK, 0, -1) if period % size == 0)
     if size < _SMALLEST_KEY_BLOCK:
-        size = period if period <= _LARGEST_KEY_BLOCK else _KEY_BLOCK
+        size = period if period <= _LARGEST_KEY_BLOCK else KEY_BLOCK
     return tiling.pieces(rows), KeyGrid(tiling.rule.mask.n_keys, size=size, period=period)
+
+
+def has_usual_cut(tiling: Tiling, request: StatisticsRequest) -> bool:
+    """Whether tiles that fit the request's pooled map are those that a forward takes without any statistics."""
+    rows, period = request.pooled or (1, KEY_BLOCK)
+    return tiling.block_rows % rows == 0 and period % KEY_BLOCK == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +64,6 @@ class _SharedTile:
 
     span: ColumnSpan
     key_blocks: slice  # its blocks of keys, counted from the first one of the block of rows
-    hidden: list[HiddenPart]  # upper bounds of scores
     behind: Tensor  # i - j from the first row, [key], for the first keys: those that do not lie ahead of it
     ahead: Tensor  # i - j, or |i - j|, for the others, [key, 1, row]
     matches: TileMatches | None
@@ -68,7 +78,8 @@ class _SharedRows:
     """A block of rows and its tiles."""
 
     block: RowBlock
-    tiles: list[_SharedTile]
+    spans: list[ColumnSpan]
+    tiles: list[_SharedTile]  # of those spans in which something is to be done
     heads: list[slice]  # the key/value heads that are taken together
     key_blocks: slice  # from the first that is visible, or the first of its period, to the last
     n_behind: int  # how many of the key blocks, the first ones, do not lie ahead of the first row
@@ -77,8 +88,10 @@ class _SharedRows:
 class _TilePass:
     """One pass: which quantities it needs, where their results go, and the loop over tiles."""
 
-    def __init__(self, tiling: Tiling, normaliser: Normaliser, request: StatisticsRequest) -> None:
-        mask, lse = tiling.rule.mask, normaliser.lse
+    def __init__(
+        self, tiling: Tiling, normaliser: Normaliser, request: StatisticsRequest, forward: OnlineForward | None
+    ) -> None:
+        mask, lse, self._forward = tiling.rule.mask, normaliser.lse, forward
         self._tiling, self._normaliser, self._lse, self._request = tiling, normaliser, lse, request
         self.pieces, self._grid = tile_cut(tiling, request)
         edges = [self._grid.edges(i) for i in range(self._grid.index(mask.n_keys - 1) + 1)]
@@ -99,7 +112,7 @@ class _TilePass:
 
     @property
     def has_work(self) -> bool:
-        return self._needs_every_tile or self._pairs is not None
+        return self._needs_every_tile or self._pairs is not None or self._forward is not None
 
     def _allocate(self) -> dict[str, Tensor]:
         lse, request, n_keys = self._lse, self._request, self._tiling.rule.mask.n_keys
@@ -128,22 +141,51 @@ class _TilePass:
 
     def work(self, index: int) -> None:
         """Does one piece of work and stores its results."""
-        scratch = self._tiling.buffer(self._grid), self._tiling.buffer(self._grid)
+        tiling, scratch = self._tiling, self._tiling.scratch(self._grid, 2)
         for block in self.pieces[index]:
             rows = self._shared(block)
             edges = self._edges[:, rows.key_blocks]
             for heads in rows.heads:
-                place = block.place(heads)
-                shifts = self._normaliser.parts(place)
-                sums = self._sum_tiles(index, rows, heads, shifts, scratch)
+                queries = tiling.block_queries(block, heads)  # [key/value head, d_head, group · row]
+                known = None if self._forward is None else self._attend(rows, heads, queries, scratch)
+                shifts = self._normaliser.parts(block.place(heads))
+                sums = self._sum_tiles(index, rows, heads, queries, shifts, known, scratch)
                 if self._n_top and len(rows.tiles) > 1:
                     sums["largest_scores"], sums["largest_keys"] = largest_again(
-                        self._tiling, block, heads, shifts, sums["maxima"], edges, self._n_top, scratch[0]
+                        tiling, block, heads, shifts, sums["maxima"], edges, self._n_top, scratch[0]
                     )
                 self._store(rows, heads, sums)
                 if self._request.pooled is not None and rows.tiles:
                     self._pool(rows, heads, "pooled_max", sums["maxima"].exp2_(), torch.amax, torch.maximum)
                     self._pool(rows, heads, "pooled_sum", sums["sums"], torch.sum, torch.add)
+
+    def _attend(
+        self, rows: _SharedRows, heads: slice, queries: Tensor, scratch: list[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """z and lse of a block of rows, and t and p of its tile if it has a single one."""
+        assert self._forward is not None
+        block, spans = rows.block, rows.spans
+        hidden = [self._tiling.hidden(block, span, -torch.inf) for span in spans]
+        tile = self._forward.attend(block, heads, queries, spans, hidden, scratch)
+        if tile is None or len(spans) > 1:
+            return None
+        t, p = tile
+        log_sum = self._normaliser.rest[block.place(heads)].flatten(1)[:, None]
+        t -= log_sum
+        p *= torch.exp2(-log_sum)
+        return t.clamp_(min=HIDDEN), p
+
+    def _tile_again(
+        self, rows: _SharedRows, span: ColumnSpan, heads: slice, queries: Tensor, shifts: list[Tensor], scratch
+    ) -> tuple[Tensor, Tensor]:
+        """t and p of a tile, [key/value head, key, group · row] each."""
+        t = self._tiling.scores(rows.block, heads, span, queries, scratch[0])
+        for shift in shifts:
+            t -= shift[:, None]
+        if not self._tiling.rule.only_scales:
+            t.clamp_(min=HIDDEN)  # a bias may be -inf
+        hide(t, self._tiling.hidden(rows.block, span, HIDDEN))
+        return t, torch.exp2(t, out=scratch[1][: t.numel()].view(t.shape))
 
     def _shared(self, block: RowBlock) -> _SharedRows:
         tiling, mask, grid = self._tiling, self._tiling.rule.mask, self._grid
@@ -162,25 +204,26 @@ class _TilePass:
             columns = self._columns[span.start : span.stop].tensor_split([max(ahead - span.start, 0)])
             distances = position - columns[0], mask.distance(row, columns[1][:, None, None])
             key_blocks = slice(grid.index(span.start) - first, grid.index(span.stop - 1) + 1 - first)
-            tiles.append(_SharedTile(span, key_blocks, tiling.hidden(block, span, HIDDEN), *distances, match))
+            tiles.append(_SharedTile(span, key_blocks, *distances, match))
         all_blocks = slice(first, first + (tiles[-1].key_blocks.stop if tiles else 0))
         n_behind = grid.index(ahead - 1) + 1 - first if ahead else 0
-        return _SharedRows(block, tiles, heads, all_blocks, max(n_behind, 0))
+        return _SharedRows(block, spans, tiles, heads, all_blocks, max(n_behind, 0))
 
     def _sum_tiles(
-        self, index: int, rows: _SharedRows, heads: slice, shifts: list[Tensor], scratch: _Scratch
+        self,
+        index: int,
+        rows: _SharedRows,
+        heads: slice,
+        queries: Tensor,
+        shifts: list[Tensor],
+        known: tuple[Tensor, Tensor] | None,
+        scratch: list[Tensor],
     ) -> dict[str, Tensor]:
         """Sums over all tiles of a block of rows, [key/value head, .., group · row]; received goes to its place."""
-        tiling, block = self._tiling, rows.block
-        queries = tiling.block_queries(block, heads)  # [key/value head, d_head, group · row]
+        block = rows.block
         sums = self._empty_sums(len(queries), queries.shape[2], rows.key_blocks.stop - rows.key_blocks.start)
         for tile in rows.tiles:
-            t = tiling.scores(block, heads, tile.span, queries, scratch[0])  # [key/value head, key, group · row]
-            for shift in shifts:
-                t -= shift[:, None]
-            if not tiling.rule.only_scales:
-                t.clamp_(min=HIDDEN)  # a bias may be -inf
-            hide(t, tile.hidden)
+            t, p = known or self._tile_again(rows, tile.span, heads, queries, shifts, scratch)
             if "maxima" in sums:
                 maxima = sums["maxima"][:, tile.key_blocks]
                 _over_key_blocks(torch.amax, t, self._grid.size, maxima)
@@ -189,7 +232,6 @@ class _TilePass:
                     sums["largest_scores"], sums["largest_keys"] = largest_in_tile(
                         t, tile.span.start, maxima, edges, self._n_top
                     )
-            p = torch.exp2(t, out=scratch[1][: t.numel()].view(t.shape))
             if "sums" in sums:
                 _over_key_blocks(torch.sum, p, self._grid.size, sums["sums"][:, tile.key_blocks])
             if "entropy" in sums:

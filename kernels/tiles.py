@@ -7,7 +7,8 @@ of rows sees few keys, a tile holds several key/value heads, so that the calls o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from workbench.kernels.masks import ColumnSpan, KeyGrid
 from workbench.kernels.scores import ScoreRule, prepared
 
+KEY_BLOCK = 16  # maxima and sums are first taken over so many keys at most, where that divides the pooled map's blocks
 _TILE_ROWS = 384  # rows of all heads of a group together, at most
 _ROWS_OF_RANGE = 4  # a block has no more rows than this part of the keys that a row sees: it reads so many more of them
 _TILE_SIZE = 1024 * _TILE_ROWS  # elements; large enough to outweigh the calls, small enough for a core's caches
@@ -54,6 +56,8 @@ class Tiling:
     rule: ScoreRule
     block_rows: int  # rows of a block, at most
     tile_size: int  # elements of a tile, at most
+    _memory: threading.local = field(default_factory=threading.local)
+    _bounds: dict[tuple[float, int, int, int], Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, rule: ScoreRule) -> Tiling:
@@ -69,6 +73,11 @@ class Tiling:
     @property
     def group(self) -> int:
         return self.queries.shape[2]
+
+    @property
+    def grid(self) -> KeyGrid:
+        """How columns are cut where nothing asks for another cut, beside ``pieces()``."""
+        return KeyGrid(self.rule.mask.n_keys, size=KEY_BLOCK, period=KEY_BLOCK)
 
     def pieces(self, pooled_rows: int = 1) -> list[list[RowBlock]]:
         """Work that is independent of each other: the rows of one pooled block stay within a piece."""
@@ -105,11 +114,17 @@ class Tiling:
         all heads.
         """
         parts: list[HiddenPart] = []
-        unbounded, hidden = self.keys.new_tensor((torch.inf, value))
         for start, stop in span.masked:
-            column = torch.arange(start, stop, device=self.keys.device)[:, None, None]
-            visible = self.rule.mask.visible(block.batch, block.rows, column)
-            parts.append((slice(start - span.start, stop - span.start), torch.where(visible, unbounded, hidden)))
+            # The bound, and what it depends on where the mask is one of distances.
+            bound, key = None, (value, len(block), start - block.start, stop - start)
+            if self.rule.mask.by_distance:
+                bound = self._bounds.get(key)
+            if bound is None:
+                unbounded, hidden = self.keys.new_tensor((torch.inf, value))
+                column = torch.arange(start, stop, device=self.keys.device)[:, None, None]
+                visible = self.rule.mask.visible(block.batch, block.rows, column)
+                bound = self._bounds[key] = torch.where(visible, unbounded, hidden)
+            parts.append((slice(start - span.start, stop - span.start), bound))
         return parts
 
     def block_queries(self, block: RowBlock, kv_heads: slice) -> Tensor:
@@ -131,10 +146,13 @@ class Tiling:
         """The query heads that read some key/value heads, int64 [head]."""
         return torch.arange(kv_heads.start * self.group, kv_heads.stop * self.group, device=self.keys.device)
 
-    def buffer(self, grid: KeyGrid) -> Tensor:
-        """Memory for one tile."""
+    def scratch(self, grid: KeyGrid, count: int) -> list[Tensor]:
+        """Memory for so many tiles: for every thread its own, which it keeps, so that caches know it."""
         n_keys = min(self._tile_keys(grid), self.keys.shape[1] * self.keys.shape[2])
-        return self.keys.new_empty(n_keys * self.block_rows * self.group)
+        size, tiles = n_keys * self.block_rows * self.group, self._memory.__dict__.setdefault("tiles", [])
+        if len(tiles) < count or len(tiles[0]) < size:
+            tiles[:] = [self.keys.new_empty(size) for _ in range(count)]
+        return tiles[:count]
 
     def _indices(self, block: RowBlock, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Rows [row] and columns [key, 1, 1]."""
