@@ -10,36 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.attention.scores import earlier_occurrences
 from workbench.analyses.labels import GENERATION_SCORES
 from workbench.analyses.options import check_seed, check_whole, is_number, is_whole
+from workbench.analyses.predictions.steps import OF_HEADS, read_again, step_quantities
 from workbench.analyses.result import Drawing, Quantity, Result
-from workbench.analyses.running import Input, Progress, Sequences, attention_statistics, provenance, silent, unembedded
+from workbench.analyses.running import Input, Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model, emits_statistics, is_bidirectional
 from workbench.analyses.token_texts import token_texts
 from workbench.generation import Sampling
-from workbench.kernels import StatisticsRequest, match_labels
 
 MOST_TEMPERATURE = 100.0  # of more, all tokens are as likely as each other
-
-# Name → (unit, definition) of what a head does in a step; "the query" is the token that the step reads last.
-_OF_HEADS = {
-    "first_token": ("share of 1", "weight of the step's query on the first token; 0 where a window hides it"),
-    "previous_token": ("share of 1", "weight on the token before the query; NaN where the query is the first"),
-    "self_weight": ("share of 1", "weight on the query's own position"),
-    "prompt_mass": ("share of 1", "weight on all tokens of the prompt, the first and the query's own among them"),
-    "generated_mass": ("share of 1", "weight on tokens that earlier steps have generated, the query's own among them"),
-    "prefix_matching": (
-        "share of 1",
-        "weight on all tokens that follow an earlier occurrence of the query's; NaN where there is none, 0 where a "
-        "window hides it",
-    ),
-    "max_weight": ("share of 1", "largest weight on a token"),
-    "argmax_key": ("", "position of the token with the largest weight, −1 where no token has any"),
-    "entropy": ("nats", "entropy of the query's weights, that on a learned sink included"),
-    "mean_distance": ("tokens", "sum over keys of weight × distance from the query"),
-    "virtual_sink_mass": ("share of 1", "weight on the learned sink, which is no token"),
-}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -49,7 +29,8 @@ class Generation(Result):
     Step s has read the prompt and the s tokens generated before; its query is the last of these, at position
     ``query(s)``, and what it predicts is the token at the position after it. ``surprise``, ``prediction_entropy``,
     ``rank`` and ``drawn_probability`` are [step], ``likely_token``, ``likely_probability`` and
-    ``likely_drawn_probability`` [step, likely], the names in GENERATION_SCORES [step, layer, head]. ``token_id`` and
+    ``likely_drawn_probability`` [step, likely], the names in GENERATION_SCORES [step, layer, head]. ``largest_weights``
+    [step, layer, head, place] are the largest weights of every row, ``largest_keys`` their positions. ``token_id`` and
     ``coordinates["position"]`` hold the whole text, prompt first.
     """
 
@@ -71,6 +52,21 @@ class Generation(Result):
     def query(self, step: int) -> int:
         """Position of the token that a step reads last."""
         return int(self.settings["n_prompt"]) - 1 + step
+
+    def row(self, step: int, layer: int, head: int) -> tuple[np.ndarray, float]:
+        """Where a head looks in a step: weights [position] of the whole text, and what is on keys beyond the largest
+        that are kept, whose weights stand as 0.
+
+        Raises:
+            ValueError: there is no such step or head.
+        """
+        step = self._step(step)
+        self._check_head(layer, head)
+        weights = np.zeros(len(self["token_id"]))
+        keys, largest = self["largest_keys"][step, layer, head], self["largest_weights"][step, layer, head]
+        weights[keys[keys >= 0]] = largest[keys >= 0]
+        on_tokens = self["prompt_mass"][step, layer, head] + self["generated_mass"][step, layer, head]
+        return weights, max(float(on_tokens - weights.sum()), 0.0)
 
     def summary(self) -> str:
         surprise, entropy = self["surprise"], self["prediction_entropy"]
@@ -105,6 +101,11 @@ class Generation(Result):
         if not is_whole(step) or not -self.n_steps <= step < self.n_steps:
             raise ValueError(f"step must be between 0 and {self.n_steps - 1}, or negative from the end, got {step!r}")
         return step % self.n_steps
+
+    def _check_head(self, layer: int, head: int) -> None:
+        for name, value, size in zip(("layer", "head"), (layer, head), self["entropy"].shape[1:], strict=True):
+            if not is_whole(value) or not 0 <= value < size:
+                raise ValueError(f"{name} must be between 0 and {size - 1}, got {value!r}")
 
     def _step_labels(self) -> list[str]:
         from workbench.analyses import figures
@@ -167,10 +168,7 @@ class Generation(Result):
     def _draw_head(self, *, layer: int = 0, head: int = 0, step: int | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        shape = self["entropy"].shape[1:]
-        for name, value, size in zip(("layer", "head"), (layer, head), shape, strict=True):
-            if not is_whole(value) or not 0 <= value < size:
-                raise ValueError(f"{name} must be between 0 and {size - 1}, got {value!r}")
+        self._check_head(layer, head)
         names = [name for name in GENERATION_SCORES if name in self and self.quantities[name].unit == "share of 1"]
         figure = figures.step_map(
             np.stack([self[name][:, layer, head] for name in names]),
@@ -187,7 +185,7 @@ class Generation(Result):
         if name not in GENERATION_SCORES:
             raise ValueError(f"score must be one of {', '.join(GENERATION_SCORES)}, got {name!r}")
         if name not in self:
-            raise ValueError(f"this model has no {name}: {_OF_HEADS[name][1]}")
+            raise ValueError(f"this model has no {name}: {OF_HEADS[name][1]}")
         return self[name]
 
     def _query_in_words(self, step: int) -> str:
@@ -213,6 +211,7 @@ def generation_statistics(
     temperature: float = 0.0,
     seed: int = 0,
     n_likely: int = 10,
+    n_keys: int = 32,
     stop_at_eos: bool = True,
     progress: Progress = silent,
 ) -> Generation:
@@ -229,6 +228,7 @@ def generation_statistics(
         seed: of the draws.
         n_likely: how many next tokens of each step are kept; the last gives way to the generated one where that is not
             among them.
+        n_keys: so many of the largest weights of every row are kept with their keys.
         stop_at_eos: whether generation ends with the tokenizer's end-of-sequence token.
         progress: called with the fraction done and what was done.
 
@@ -237,7 +237,7 @@ def generation_statistics(
             an option out of its range.
     """
     _check_generates(model)
-    check_whole(n_tokens=n_tokens, n_likely=n_likely)
+    check_whole(n_tokens=n_tokens, n_likely=n_likely, n_keys=n_keys)
     check_seed(seed)
     if not is_number(temperature) or not 0 <= temperature <= MOST_TEMPERATURE:
         raise ValueError(
@@ -250,17 +250,13 @@ def generation_statistics(
     _check_length(model, n_prompt, n_tokens)
     sampling = Sampling(temperature=float(temperature), seed=seed if temperature else None)
     ids = _continued(model, sequences.tokens[0], n_tokens, sampling, stop_at_eos, progress)
-    of_heads, logits = _read_again(model, ids, n_prompt)
+    of_heads, logits = read_again(model, ids, n_prompt, n_keys)
     progress(1.0, f"attention of {len(logits)} steps")
     tokenizer = getattr(model, "tokenizer", None)
     words = f"{len(logits)} tokens generated after {sequences.description}"
     return Generation(
-        quantities=_step_quantities(logits, ids[n_prompt:].to(logits.device), sampling, n_likely, tokenizer)
-        | {
-            name: Quantity(of_heads[name], ("step", "layer", "head"), *_OF_HEADS[name])
-            for name in _OF_HEADS
-            if name in of_heads
-        }
+        quantities=step_quantities(logits, ids[n_prompt:].to(logits.device), sampling, n_likely, tokenizer)
+        | of_heads
         | {"token_id": Quantity(ids.cpu().numpy(), ("position",), "", "ids of the prompt and what was generated")},
         provenance=provenance(model, replace(sequences, description=words)),
         settings={
@@ -317,86 +313,3 @@ def _continued(
         return model.generate(
             prompt[None], n_tokens, temperature=sampling.temperature, seed=sampling.seed, stop_at_eos=stop_at_eos
         )[0]
-
-
-def _read_again(model: Any, ids: Tensor, n_prompt: int) -> tuple[dict[str, np.ndarray], Tensor]:
-    """One pass over all tokens but the last: what heads do [step, layer, head], and logits float64 [step, d_vocab]."""
-    device = model.cfg.device
-    read = Sequences(ids[None, :-1], torch.ones_like(ids[None, :-1], dtype=torch.bool)).to(device)
-    n_read = read.tokens.shape[1]
-    rows = torch.arange(n_prompt - 1, n_read, device=device)
-    request = StatisticsRequest(
-        entropy=True, max_weight=True, mean_distance=True, sink_keys=1, offsets=(0, 1),
-        match={"induction": match_labels(read.tokens, "induction")},
-        classes=(torch.arange(n_read, device=device)[None] >= n_prompt).long(),
-    )  # fmt: skip
-    kept: list[Tensor] = []
-    keep = (f"blocks.{model.cfg.n_layers - 1}.hook_resid_post", lambda x, hook: kept.append(x[:, rows]))
-    with model.hooks(fwd_hooks=[keep]):
-        statistics = attention_statistics(model, read, request)
-    by_class = torch.nn.functional.pad(statistics["class_mass"], (0, 1))  # where nothing generated is read
-    found = {
-        "first_token": statistics["sink_mass"],
-        "previous_token": statistics["offset_mass"][..., 1].masked_fill(
-            torch.arange(n_read, device=device) == 0, torch.nan
-        ),
-        "self_weight": statistics["offset_mass"][..., 0],
-        "prompt_mass": by_class[..., 0],
-        "generated_mass": by_class[..., 1],
-        "prefix_matching": statistics["match_mass"]["induction"].masked_fill(
-            earlier_occurrences(read).n_targets[0] == 0, torch.nan
-        ),
-    } | {name: statistics[name] for name in ("max_weight", "argmax_key", "entropy", "mean_distance")}
-    if "virtual_mass" in statistics:
-        found["virtual_sink_mass"] = statistics["virtual_mass"]
-    of_heads = {name: value[:, 0, :, rows].movedim(2, 0).cpu().numpy() for name, value in found.items()}
-    for name, values in of_heads.items():
-        if values.dtype.kind == "f":
-            of_heads[name] = values.astype(np.float64)
-    return of_heads, unembedded(model, kept[0])[0].double()
-
-
-def _step_quantities(
-    logits: Tensor, generated: Tensor, sampling: Sampling, n_likely: int, tokenizer: Any
-) -> dict[str, Quantity]:
-    """Of logits [step, d_vocab] and the tokens [step] that followed."""
-    log_p, drawn = logits.log_softmax(dim=-1), sampling.probabilities(logits)
-    own = log_p.gather(1, generated[:, None])
-    likely = log_p.topk(min(n_likely, log_p.shape[1]), dim=1).indices
-    is_missing = (likely != generated[:, None]).all(dim=1)
-    likely[is_missing, -1] = generated[is_missing]
-    ids = likely.cpu().numpy()
-    texts = np.array(token_texts(tokenizer, ids.ravel().tolist()), dtype=np.str_).reshape(ids.shape)
-    share, per_step, per_token = "share of 1", ("step",), ("step", "likely")
-
-    def numbers(values: Tensor) -> np.ndarray:
-        return values.cpu().numpy()
-
-    return {
-        "token": Quantity(
-            np.array(token_texts(tokenizer, generated.tolist()), dtype=np.str_), per_step, "", "the generated token"
-        ),
-        "surprise": Quantity(numbers(-own[:, 0]), per_step, "nats", "minus the log-probability of the generated token"),
-        "prediction_entropy": Quantity(
-            numbers(-torch.xlogy(log_p.exp(), log_p.exp()).sum(dim=1)), per_step, "nats", "entropy of the prediction"
-        ),
-        "rank": Quantity(
-            numbers(1 + (log_p > own).sum(dim=1)), per_step, "", "rank of the generated token, 1 is the most likely"
-        ),
-        "drawn_probability": Quantity(
-            numbers(drawn.gather(1, generated[:, None])[:, 0]),
-            per_step,
-            share,
-            "probability with which the generated token was drawn, at this temperature",
-        ),
-        "likely_token": Quantity(
-            texts, per_token, "", "likely next tokens; the last is the generated one where that is not among them"
-        ),
-        "likely_token_id": Quantity(ids, per_token, "", "their ids"),
-        "likely_probability": Quantity(
-            numbers(log_p.exp().gather(1, likely)), per_token, share, "what the model predicts, at temperature 1"
-        ),
-        "likely_drawn_probability": Quantity(
-            numbers(drawn.gather(1, likely)), per_token, share, "probability with which they were drawn"
-        ),
-    }

@@ -49,7 +49,14 @@ def check_step(found: Generation, step: int, rows: np.ndarray, chances: np.ndarr
     }
     for name, values in expected.items():
         np.testing.assert_allclose(found[name][step], values, atol=1e-9, err_msg=f"{name} of step {step}")
-    np.testing.assert_array_equal(found["argmax_key"][step], rows.argmax(axis=-1))
+    n_kept = found["largest_keys"].shape[-1]
+    order = np.argsort(-rows, axis=-1)[..., :n_kept]
+    np.testing.assert_array_equal(found["largest_keys"][step][..., : order.shape[-1]], order)
+    weights, others = found.row(step, 1, 2)
+    kept = np.zeros(len(weights))
+    kept[order[1, 2]] = rows[1, 2][order[1, 2]]
+    np.testing.assert_allclose(weights, kept, atol=1e-9)
+    np.testing.assert_allclose(others, 1 - kept.sum(), atol=1e-9)
     chosen = int(found["token_id"][n])
     assert found.query(step) == n - 1
     np.testing.assert_allclose(found["surprise"][step], -np.log(chances[chosen]), atol=1e-9)
@@ -75,7 +82,7 @@ def test_every_step_is_what_the_model_does_when_it_reads_the_text_up_to_it(model
 
 
 def test_drawn_tokens_and_their_probabilities(model: HookedTransformer) -> None:
-    found = generation_statistics(model, PROMPT, n_tokens=12, temperature=2.5, seed=4, n_likely=3)
+    found = generation_statistics(model, PROMPT, n_tokens=12, temperature=2.5, seed=4, n_likely=3, n_keys=5)
     again = generation_statistics(model, PROMPT, n_tokens=12, temperature=2.5, seed=4, n_likely=3)
     other = generation_statistics(model, PROMPT, n_tokens=12, temperature=2.5, seed=5, n_likely=3)
     assert found["token_id"].tolist() == again["token_id"].tolist() != other["token_id"].tolist()
@@ -151,6 +158,8 @@ def test_figures_tables_and_files(model: HookedTransformer, tmp_path: Path) -> N
         found.figure("prediction", step=4)
     with pytest.raises(ValueError, match="head must be between 0 and 3"):
         found.figure("head", head=9)
+    with pytest.raises(ValueError, match="layer must be between 0 and 2"):
+        found.row(0, 3, 0)
     with pytest.raises(ValueError, match="has no virtual_sink_mass"):
         found.figure("map", score="virtual_sink_mass")
     tables = found.tables()
