@@ -31,8 +31,10 @@ from workbench.analyses.figures.heads import head_scatter as head_scatter
 from workbench.analyses.figures.induction import pair_map as pair_map
 from workbench.analyses.figures.lens import lens_map as lens_map
 from workbench.analyses.figures.lens import paired_bars as paired_bars
+from workbench.analyses.figures.mosaic import layer_mosaic as layer_mosaic
 from workbench.analyses.figures.numbers import numbers_of as numbers_of
 from workbench.analyses.figures.paper import PRESETS as PRESETS
+from workbench.analyses.figures.parts import part_bars as part_bars
 from workbench.analyses.figures.pattern import pattern_map as pattern_map
 from workbench.analyses.figures.positions import curves as curves
 from workbench.analyses.figures.positions import position_bars as position_bars

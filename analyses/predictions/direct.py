@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.analyses.options import check_whole
+from workbench.analyses.predictions.next_token import next_token_prompt
 from workbench.analyses.result import Drawing, Quantity, Result
-from workbench.analyses.running import cached, provenance
+from workbench.analyses.running import Input, cached, provenance
 from workbench.analyses.support import check_model, check_one_length, emits_statistics
-from workbench.analyses.tasks.prompt_set import check_prompts
-
-if TYPE_CHECKING:
-    from workbench.analyses.tasks import PromptSet
+from workbench.analyses.tasks.prompt_set import PromptSet
+from workbench.analyses.token_texts import token_texts
 
 TOLERANCE = 1e-4  # of the parts' sum, as a share of the largest logit difference
 
@@ -32,7 +32,7 @@ class DirectLogitAttribution(Result):
     """
 
     kind: ClassVar[str] = "direct_logit_attribution"
-    all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "layers")
+    all_figure_kinds: ClassVar[tuple[str, ...]] = ("map", "layers", "parts")
     frame_axes: ClassVar[tuple[str, ...]] = ("layer", "head")
     further_tables: ClassVar = {"layers": ("layer",), "prompts": ("prompt",)}
 
@@ -40,6 +40,16 @@ class DirectLogitAttribution(Result):
         """The ``n`` heads with the largest contributions, whatever their sign, in order."""
         order = np.argsort(-np.abs(self["head_contribution"]), axis=None, kind="stable")[:n]
         return [tuple(map(int, np.unravel_index(place, self["head_contribution"].shape))) for place in order]  # type: ignore[misc]
+
+    def parts(self) -> dict[str, float]:
+        """Every part's mean contribution by its name, the largest first: heads (L2H1), MLPs (M2), the bias of attention
+        (L2 bias), the embedding, and the biases behind the stream."""
+        heads, biases, mlps = (self[f"{name}_contribution"] for name in ("head", "attention_bias", "mlp"))
+        found = {f"L{layer}H{head}": float(value) for (layer, head), value in np.ndenumerate(heads)}
+        found |= {f"M{layer}": float(value) for layer, value in enumerate(mlps)}
+        found |= {f"L{layer} bias": float(value) for layer, value in enumerate(biases)}
+        found |= {name: float(self[f"{name}_contribution"]) for name in ("embedding", "constant")}
+        return dict(sorted(found.items(), key=lambda part: -part[1]))
 
     def summary(self) -> str:
         heads = ", ".join(
@@ -52,23 +62,30 @@ class DirectLogitAttribution(Result):
         return "\n".join(
             [
                 self.provenance.sentence(),
-                f"Logit difference at the last token, mean over {len(whole)} prompts: {whole.mean():+z.3f}.",
+                f"Logit difference {self._where()}: {whole.mean():+z.3f}.",
                 f"Largest heads: {heads}.",
                 f"Together: {', '.join(sums)}.",
                 f"The parts miss the logit difference by {np.abs(self['gap']).max():.1e} at most (rounding).",
             ]
         )
 
-    def _draw_map(self, *, theme: str = "light") -> Drawing:
+    def _where(self) -> str:
+        n = len(self["logit_difference"])
+        return "at the last token" if n == 1 else f"at the last token, mean over {n} prompts"
+
+    def _draw_map(self, *, chosen: tuple[int, int] | None = None, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
 
-        return Drawing(
-            figures.head_map(
-                self["head_contribution"], label="contribution (logits)", signed=True, marked=self.top(3), theme=theme
-            ),
-            "Direct contribution of every head to the logit difference",
-            self.define("head_contribution"),
+        figure = figures.head_map(
+            self["head_contribution"],
+            label="contribution (logits)",
+            signed=True,
+            marked=self.top(3) if chosen is None else (),
+            chosen=chosen,
+            theme=theme,
         )
+        title = "Direct contribution of every head to the logit difference"
+        return Drawing(figure, title, self.define("head_contribution") + figures.framed(chosen))
 
     def _draw_layers(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures
@@ -80,9 +97,30 @@ class DirectLogitAttribution(Result):
             self.define("head_contribution", "mlp_contribution"),
         )
 
+    def _draw_parts(self, *, n_parts: int = 14, theme: str = "light") -> Drawing:
+        from workbench.analyses import figures
+
+        check_whole(n_parts=n_parts)
+        total = float(self["logit_difference"].mean())
+        figure = figures.part_bars(self.parts(), total, n_parts=n_parts, label="logit difference", theme=theme)
+        note = (
+            f"The {min(n_parts, len(self.parts()))} largest parts, each from where the one above it ends; L2H1 is a "
+            "head, M2 an MLP, L2 bias what attention adds whatever it reads, constant the biases behind the stream. "
+            f"They add up to the logit difference {self._where()}, {total:+.3f}, up to "
+            f"{np.abs(self['gap']).max():.0e}, which is rounding."
+        )
+        return Drawing(figure, "What pushes the target, and what the foil", note)
+
 
 @torch.no_grad()
-def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttribution:
+def direct_logit_attribution(
+    model: Any,
+    prompts: PromptSet | Input,
+    *,
+    position: int | None = None,
+    target: str | int | None = None,
+    foil: str | int | None = None,
+) -> DirectLogitAttribution:
     """Splits logit(target) − logit(foil), at the last token of each prompt, into what each component wrote.
 
     The stream that is unembedded is the sum of the embedding and of what every head and MLP added. With the scale of
@@ -91,13 +129,27 @@ def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttri
 
     A part says what a component wrote itself, not what its output made later layers write: ablation says that.
 
+    Args:
+        prompts: prompts with targets and foils, or one text (or its token ids [pos] or [1, pos]).
+        position: of a text, the token whose next one is predicted; negative ones count from the end, None is the last
+            one that another token follows.
+        target: of a text, a word that is one token, or a token id; None is the token that follows, and the likeliest
+            where none does.
+        foil: as ``target``; None is the likeliest other token.
+
     Raises:
-        ValueError: prompts without foils, or of several lengths where rotations depend on them; or a model whose
-            stream is no sum: post-norm, or a masked-LM head.
+        ValueError: prompts without foils, or of several lengths where rotations depend on them; a position that there
+            is not, or an answer that is not one token; or a model whose stream is no sum: post-norm, or a masked-LM
+            head.
     """
     check_model(model, predicts=True)
-    check_prompts(prompts)
     _check_sum(model)
+    of_text = {"position": position, "target": target, "foil": foil}
+    if isinstance(prompts, PromptSet):
+        if given := [name for name, value in of_text.items() if value is not None]:
+            raise ValueError(f"{given[0]} is of one text; prompts bring their own")
+    else:
+        prompts = next_token_prompt(model, prompts, **of_text)
     if prompts.foil is None:
         raise ValueError("direct_logit_attribution splits a logit difference, so each prompt needs a foil")
     check_one_length(model, prompts.real)
@@ -116,8 +168,17 @@ def direct_logit_attribution(model: Any, prompts: PromptSet) -> DirectLogitAttri
     return DirectLogitAttribution(
         quantities=_quantities(heads, biases, mlps, embedding, constant, whole, gap),
         provenance=provenance(model, prompts.sequences),
-        settings={"prompts": prompts.name},
+        settings={"prompts": prompts.name} | _answers(model, prompts),
     )
+
+
+def _answers(model: Any, prompts: PromptSet) -> dict[str, Any]:
+    """Of a single prompt: where its last token stands, and what its answers are."""
+    if len(prompts) > 1 or prompts.foil is None:
+        return {}
+    ids = [int(prompts.target), int(prompts.foil)]
+    target, foil = token_texts(getattr(model, "tokenizer", None), ids)
+    return {"position": int(prompts.rows), "target": target, "foil": foil}
 
 
 def _check_sum(model: Any) -> None:

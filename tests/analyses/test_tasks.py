@@ -436,8 +436,8 @@ def test_a_file_gives_the_numbers_of_each_prompt_alone(demo: HookedTransformer, 
 @pytest.mark.parametrize(
     "name",
     [
-        "alternative_attention", "attribution_agreement", "attribution_patching", "direct_logit_attribution",
-        "function_vector_heads", "integrated_gradients", "source_attribution",
+        "alternative_attention", "attribution_agreement", "attribution_patching", "function_vector_heads",
+        "integrated_gradients", "source_attribution",
     ],
 )  # fmt: skip
 def test_what_wants_answers_refuses_a_text(random_model: HookedTransformer, name: str) -> None:
