@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.analyses.attention.circuits import HeadCircuits as HeadCircuits
     from workbench.analyses.attention.circuits import head_circuits as head_circuits
+    from workbench.analyses.attention.comparison import HeadComparison as HeadComparison
+    from workbench.analyses.attention.comparison import PatternComparison as PatternComparison
+    from workbench.analyses.attention.comparison import compare_heads as compare_heads
+    from workbench.analyses.attention.comparison import compare_patterns as compare_patterns
     from workbench.analyses.attention.heads import HeadStatistics as HeadStatistics
     from workbench.analyses.attention.heads import head_statistics as head_statistics
+    from workbench.analyses.attention.mosaics import LayerPatterns as LayerPatterns
+    from workbench.analyses.attention.mosaics import layer_patterns as layer_patterns
     from workbench.analyses.attention.patterns import HeadPattern as HeadPattern
     from workbench.analyses.attention.patterns import head_pattern as head_pattern
     from workbench.analyses.attention.zoo import HeadZoo as HeadZoo
@@ -94,6 +100,7 @@ _MODULE_OF = {
     "CopyingScores": "induction.copying",
     "DirectLogitAttribution": "predictions.direct",
     "FirstTokenSinks": "sinks.first_token",
+    "HeadComparison": "attention.comparison",
     "HeadComposition": "induction.composition",
     "FunctionVectorHeads": "induction.function_vectors",
     "Generation": "predictions.generation",
@@ -107,8 +114,10 @@ _MODULE_OF = {
     "InductionHeads": "induction.heads",
     "IntegratedGradients": "attribution.token_gradients",
     "JointAblation": "attribution.joint",
+    "LayerPatterns": "attention.mosaics",
     "LogitLens": "predictions.lens",
     "MassiveActivations": "sinks.massive",
+    "PatternComparison": "attention.comparison",
     "PrefixMatchingConditions": "induction.conditions",
     "PrefixMatchingInText": "induction.natural_text",
     "PromptFileError": "tasks",
@@ -129,6 +138,8 @@ _MODULE_OF = {
     "attribution_agreement": "attribution.heads",
     "attribution_patching": "attribution.patching",
     "chunked_text": "prompts",
+    "compare_heads": "attention.comparison",
+    "compare_patterns": "attention.comparison",
     "copying_scores": "induction.copying",
     "direct_logit_attribution": "predictions.direct",
     "factual_recall": "tasks",
@@ -149,6 +160,7 @@ _MODULE_OF = {
     "induction_heads": "induction.heads",
     "integrated_gradients": "attribution.token_gradients",
     "joint_ablation": "attribution.joint",
+    "layer_patterns": "attention.mosaics",
     "load_result": "result",
     "logit_lens": "predictions.lens",
     "massive_activations": "sinks.massive",

@@ -92,7 +92,7 @@ class HeadPattern(Result):
         virtual = f", mean on the virtual sink {self['virtual_mass'].mean():.3f}" if "virtual_mass" in self else ""
         return "\n".join((
             self.provenance.sentence(),
-            f"L{settings['layer']}H{settings['head']}. {self._shown()}",
+            f"L{settings['layer']}H{settings['head']}. {self.shown()}",
             *([self._first_token()] if "first_weight" in self else []),
             f"Mean entropy {number_or_dash(_mean(self['entropy']), 'z.3f')} nats, {largest}{virtual}.",
             self._most_attended(),
@@ -136,22 +136,22 @@ class HeadPattern(Result):
         apart = first_apart and key_edges[0] == 0 and not self.settings.get("without_first")
         figure = figures.pattern_map(
             self.cells,
-            query_labels=self._labels("query"),
-            key_labels=self._labels("key"),
+            query_labels=self.labels("query"),
+            key_labels=self.labels("key"),
             query_marginal=_means(self["entropy"], query_edges),
             key_marginal=np.add.reduceat(self["received"], np.array(key_edges[:-1]) - key_edges[0]),
             names=(_NAMES["query"][queries], _NAMES["key"][keys]),
             edges=(query_edges, key_edges),
             query_marginal_label="entropy (nats)" if queries == "token" else "mean entropy<br>(nats)",
             key_marginal_label="received<br>(queries)",
-            label=self._cell_label(),
+            label=self.cell_label(),
             upper=None if "value_weighted" in self else 1.0,
             first_apart=apart,
             scale=scale,
             bars=bars,
             theme=theme,
         )
-        notes = [self._shown(), *([self._first_token()] if "first_weight" in self else [])]
+        notes = [self.shown(), *([self._first_token()] if "first_weight" in self else [])]
         if apart:
             notes.append("Its column is coloured on a scale of its own.")
         if bars:
@@ -177,7 +177,8 @@ class HeadPattern(Result):
         ]
         return f"Attention pattern of L{settings['layer']}H{settings['head']}" + "".join(parts)
 
-    def _cell_label(self) -> str:
+    def cell_label(self) -> str:
+        """What the colour of a cell is, for a colour bar."""
         what = "‖p v W<sub>O</sub>‖" if "value_weighted" in self else "weight"
         rows, columns = self.settings["block"]
         if self.has_words:
@@ -186,7 +187,8 @@ class HeadPattern(Result):
             what = f"{self.settings['pooling']} {what} of {rows} × {columns} block"
         return what + (", token 0 left out" if self.settings.get("without_first") else "")
 
-    def _shown(self) -> str:
+    def shown(self) -> str:
+        """Which queries and keys there are, and what a cell stands for, in a sentence or two."""
         (first_query, end_query), (first_key, end_key) = self.settings["queries"], self.settings["keys"]
         rows, columns = self.settings["block"]
         if self.has_words:
@@ -203,7 +205,8 @@ class HeadPattern(Result):
             shown += f" Words are shown where every token has a cell: choose at most {most} queries and keys."
         return shown
 
-    def _labels(self, axis: Literal["query", "key"]) -> list[str]:
+    def labels(self, axis: Literal["query", "key"]) -> list[str]:
+        """A unique label of each row or column."""
         from workbench.analyses.figures import show_token, token_labels
 
         edges = self.edges(axis)

@@ -14,6 +14,8 @@ from workbench.analyses.figures.browser import find_browser as find_browser
 from workbench.analyses.figures.captions import captioned as captioned
 from workbench.analyses.figures.captions import indexed as indexed
 from workbench.analyses.figures.circuit import circuit_view as circuit_view
+from workbench.analyses.figures.comparison import head_map_pair as head_map_pair
+from workbench.analyses.figures.comparison import pattern_pair as pattern_pair
 from workbench.analyses.figures.export import FORMATS as FORMATS
 from workbench.analyses.figures.export import PICTURES as PICTURES
 from workbench.analyses.figures.export import config as config

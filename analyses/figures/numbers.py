@@ -27,18 +27,30 @@ def numbers_of(figure: go.Figure) -> pd.DataFrame:
 
 def _cells(figure: go.Figure, trace: Any) -> pd.DataFrame:
     z = np.asarray(trace.z, dtype=float)
+    if trace.customdata is not None and np.ndim(trace.customdata) == 3:
+        return _panels(trace, z)
     rows, columns = (_along(trace, side, size) for side, size in zip("yx", z.shape, strict=True))
     # A map coloured by something else than its values keeps them beside the colours, to be shown under the pointer.
     shown = z if trace.customdata is None else np.asarray(trace.customdata)
     is_text = shown.dtype.kind not in "fiu"
     values = z if is_text else shown
-    table = {
+    table: dict[str, Any] = {
+        "series": _plain(trace.name) if trace.name else None,
         _title(figure, trace, "y"): np.repeat(rows, z.shape[1]),
         _title(figure, trace, "x"): np.tile(columns, len(z)),
         _plain(trace.colorbar.title.text): values.reshape(-1),
     }
     if is_text:
         table["label"] = _plain_all(shown.reshape(-1))
+    return pd.DataFrame(table)
+
+
+def _panels(trace: Any, z: np.ndarray) -> pd.DataFrame:
+    """Of a map in panels: what each cell stands for is beside it, negative between the panels."""
+    about, names = np.asarray(trace.customdata), list(trace.meta)
+    is_cell = (about[..., :3] >= 0).all(axis=-1)
+    table: dict[str, Any] = {name: about[is_cell][:, i].astype(int) for i, name in enumerate(names[:3])}
+    table[_plain(trace.colorbar.title.text)] = about[is_cell][:, 3] if len(names) > 3 else z[is_cell]
     return pd.DataFrame(table)
 
 

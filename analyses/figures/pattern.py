@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -48,9 +49,10 @@ def pattern_map(
             ``upper`` is 1, else to its largest value; and the others to theirs.
         scale: "sqrt" colours by the square root, which shows what a dominant sink column hides.
         bars: False leaves out the bars and the labels of rows and columns, for a map that is glanced at.
+
+    Raises:
+        ValueError: an unknown scale.
     """
-    if scale not in ("linear", "sqrt"):
-        raise ValueError(f"scale must be 'linear' or 'sqrt', got {scale!r}")
     figure = make_subplots(
         rows=2, cols=2, row_heights=[0.12, 0.88], column_widths=[0.88, 0.12], shared_xaxes=True, shared_yaxes=True,
         horizontal_spacing=0.015, vertical_spacing=0.015,
@@ -96,39 +98,53 @@ def _heatmap(
     cells: np.ndarray, query_labels: Sequence[str], key_labels: Sequence[str], label: str, names: tuple[str, str],
     edges: tuple[Sequence[int], Sequence[int]] | None, upper: float | None, first_apart: bool, scale: str,
 ) -> go.Heatmap:  # fmt: skip
-    coloured, limit, remarks = cells, upper, ["√ colour"] if scale == "sqrt" else []
-    if first_apart and cells.shape[1] > 1:
-        of_first, limit = upper or largest(cells[:, :1]), largest(cells[:, 1:])
-        coloured = np.hstack((cells[:, :1] * (limit / of_first), cells[:, 1:]))
-        remarks.append(f"first column apart: 0 to {of_first:.3g}")
-    limit = limit or largest(cells)
-    ticks = _ticks(limit, scale)
-    z = np.sqrt(coloured) if scale == "sqrt" else coloured
+    colour = coloured(cells, label, upper, first_apart, scale)
     heatmap = go.Heatmap(
-        z=z.astype(np.float32),
         x=list(key_labels),
         y=list(query_labels),
-        colorscale=SCORE_SCALE,
-        zmin=0,
-        zmax=limit**0.5 if scale == "sqrt" else limit,
-        colorbar=colourbar(f"{label} ({'; '.join(remarks)})" if remarks else label)
-        | {"tickvals": np.sqrt(ticks) if scale == "sqrt" else ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]},
         hovertemplate=f"{names[0]} %{{y}}<br>{names[1]} %{{x}}<br>%{{z:.4f}}<extra></extra>",
         meta=None if edges is None else {"queries": list(edges[0]), "keys": list(edges[1])},
+        **colour,
     )
-    if coloured is not cells or scale == "sqrt":
-        shown = heatmap.hovertemplate.replace("%{z", "%{customdata")
-        heatmap.update(customdata=cells.astype(np.float32), hovertemplate=shown)
+    if colour["z"] is not cells:
+        heatmap.update(customdata=cells, hovertemplate=heatmap.hovertemplate.replace("%{z", "%{customdata"))
     return heatmap
 
 
-def largest(values: np.ndarray) -> float:
+def coloured(cells: np.ndarray, label: str, upper: float | None, first_apart: bool, scale: str) -> dict[str, Any]:
+    """How cells [… , key] are coloured, as options of a heat map; ``z`` are the cells themselves where it can be.
+
+    The arguments are as in ``pattern_map``.
+
+    Raises:
+        ValueError: an unknown scale.
+    """
+    if scale not in ("linear", "sqrt"):
+        raise ValueError(f"scale must be 'linear' or 'sqrt', got {scale!r}")
+    z, limit, remarks = cells, upper, ["√ colour"] if scale == "sqrt" else []
+    if first_apart and cells.shape[-1] > 1:
+        of_first, limit = upper or _largest(cells[..., :1]), _largest(cells[..., 1:])
+        z = np.concatenate((cells[..., :1] * (limit / of_first), cells[..., 1:]), axis=-1)
+        remarks.append(f"first column apart: 0 to {of_first:.3g}")
+    limit = limit or _largest(cells)
+    ticks = _ticks(limit, scale)
+    return {
+        "z": np.sqrt(z) if scale == "sqrt" else z,
+        "colorscale": SCORE_SCALE,
+        "zmin": 0,
+        "zmax": limit**0.5 if scale == "sqrt" else limit,
+        "colorbar": colourbar(f"{label} ({'; '.join(remarks)})" if remarks else label)
+        | {"tickvals": np.sqrt(ticks) if scale == "sqrt" else ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]},
+    }
+
+
+def _largest(values: np.ndarray) -> float:
     """The largest value, and 1 where there is none above 0, so that it can end a colour range."""
     return float(np.nan_to_num(values).max(initial=0.0)) or 1.0
 
 
 def _ticks(limit: float, scale: str) -> np.ndarray:
-    """Round numbers from 0 to the end of a colour range; with a square root, two more near 0."""
+    """Round numbers from 0 to the end of a colour range; with a square root, one more near 0."""
     step = 10.0 ** np.floor(np.log10(limit / 4))
     step = next(step * factor for factor in (1, 2, 5, 10) if limit / (step * factor) <= 5.0001)
     ticks = step * np.arange(np.floor(limit / step * 1.0001) + 1)

@@ -39,6 +39,7 @@ OF_TOKENS: dict[str, Ask] = {
     "head_zoo": lambda model, tokens: analyses.head_zoo(model, tokens, length=6, n_sequences=2),
     "head_circuits": lambda model, tokens: analyses.head_circuits(model, 0, 0, tokens),
     "head_pattern": lambda model, tokens: analyses.head_pattern(model, tokens, 0, 0),
+    "layer_patterns": lambda model, tokens: analyses.layer_patterns(model, tokens, 0),
     "attention_sinks": lambda model, tokens: analyses.attention_sinks(model, tokens),
     "first_token_sinks": lambda model, tokens: analyses.first_token_sinks(model, tokens),
     "massive_activations": lambda model, tokens: analyses.massive_activations(model, tokens),
@@ -93,8 +94,8 @@ GIVEN: dict[str, list[Any]] = {
     **dict.fromkeys(OF_THE_MODEL, [None]),
 }
 ALL = OF_TOKENS | OF_PROMPTS | OF_THE_MODEL
-NEVER_REFUSED = {"head_statistics", "head_pattern", "logit_lens", "what_if", "attribution_patching", "head_pruning",
-                 "generation_statistics"}  # fmt: skip
+NEVER_REFUSED = {"head_statistics", "head_pattern", "layer_patterns", "logit_lens", "what_if", "attribution_patching",
+                 "head_pruning", "generation_statistics"}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ALL)
@@ -139,6 +140,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(OF_PROMPTS, {"prompts": prompts(6)}),
     "head_circuits": {"tokens": SOME, "layer": 0, "head": 0},
     "head_pattern": {"tokens": SOME, "layer": 0, "head": 0},
+    "layer_patterns": {"tokens": SOME, "layer": 0},
     "sink_interventions": {"tokens": SOME.expand(2, -1), "n_heads": 2},
     "prefix_matching_conditions": {"lengths": [4]},
     "streaming_perplexity": {"tokens": SOME, "window": 6},
