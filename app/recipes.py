@@ -72,18 +72,20 @@ class Recipe:
         read = {"text": text, "sequences": text, "task": view.task, "nothing": None}[self.reads]
         return hashlib.sha256(repr((self, self.model_of(view), read)).encode()).hexdigest()
 
-    def run(self, model: Any, view: View, text: str, progress: Callable[[float, str], None]) -> Result:
+    def run(self, model: Any, view: View, text: str, progress: Callable[[float, str], None], memory: Any) -> Result:
         """The result.
 
         Args:
             text: the words behind ``text_of(view)``.
+            memory: for analyses of patterns, a ScoreMemory of the model as it is.
         """
         from workbench import analyses
 
         analysis = getattr(analyses, self.analysis)
         given = self._read(model, view, text)
-        takes_progress = "progress" in inspect.signature(analysis).parameters
-        options = self._given_options() | ({"progress": progress} if takes_progress else {})
+        helpers = {"progress": progress, "memory": None if self.off else memory}
+        takes = inspect.signature(analysis).parameters
+        options = self._given_options() | {name: helper for name, helper in helpers.items() if name in takes}
         with self._switched_off(model, given):
             return analysis(model, *given, *self.arguments, **options)
 

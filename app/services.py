@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from dash.exceptions import PreventUpdate
@@ -49,6 +50,13 @@ class Services:
         nearest = min(view.layer, model.cfg.n_layers - 1), min(view.head, model.cfg.n_heads - 1)
         return None if nearest == (view.layer, view.head) else nearest
 
+    @cached_property
+    def scores(self) -> Any:
+        """What is kept of the layer whose pattern was looked at last, so that zooming in runs no model."""
+        from workbench.analyses.attention.cells import ScoreMemory
+
+        return ScoreMemory()
+
     def task(self, view: View, recipe: Recipe) -> Task:
         """What computes a recipe for a view. The same result is the same task."""
         model_name = recipe.model_of(view)
@@ -56,7 +64,7 @@ class Services:
         def work(job: Job) -> Any:
             model = self.models.get(model_name, job)
             with self.models.computing(model, job), stoppable(model, job):
-                return recipe.run(model, view, self.text(view, recipe), job.report)
+                return recipe.run(model, view, self.text(view, recipe), job.report, self.scores)
 
         return Task(recipe.key(view), recipe.title, work)
 

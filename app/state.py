@@ -44,6 +44,8 @@ class View:
         max_tokens: the text is cut to so many tokens; None leaves it whole.
         layer, head: the head that is looked at; None until the scores are there to choose the first one by.
         queries, keys: the part of the pattern that is shown, [first, last); None is everything.
+        show, first_token, weighting, unit: whose pattern it is, what becomes of token 0, what a cell's colour is, and
+            what a row is.
         off: names of parts that are switched off (workbench.analyses.interventions.switches).
         position, lens_position: the token whose next one is looked at, on two pages; None is where
             switching off moves most, or the last that a token follows.
@@ -62,6 +64,10 @@ class View:
     scale: str = "linear"
     queries: Span | None = None
     keys: Span | None = None
+    show: Literal["head", "layer"] = "head"
+    first_token: Literal["kept", "apart", "left out"] = "kept"
+    weighting: Literal["weight", "value"] = "weight"
+    unit: Literal["token", "word"] = "token"
     induction_score: str = "prefix_matching"
     sink_score: str = "sink_weight"
     length: int = 64
@@ -136,6 +142,10 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "y": ("y", _choice(*HEAD_SCORES)),
     "pool": ("pooling", _choice("max", "mean")),
     "scale": ("scale", _choice("linear", "sqrt")),
+    "show": ("show", _choice("head", "layer")),
+    "first": ("first_token", _choice("kept", "apart", "left out")),
+    "by": ("weighting", _choice("weight", "value")),
+    "unit": ("unit", _choice("token", "word")),
     "queries": ("queries", _span),
     "keys": ("keys", _span),
     "induction": ("induction_score", _choice(*INDUCTION_SCORES)),
