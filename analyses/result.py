@@ -273,6 +273,16 @@ class Result:
             ResultFileError: the files cannot be written; nothing is left behind.
         """
         stem = _stem(path)
+        files = {_with_suffix(stem, suffix): content for suffix, content in self.to_files().items()}
+        try:
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            write_together(files)
+        except OSError as error:
+            raise ResultFileError(f"cannot write {stem.parent}: {error.strerror}") from error
+        return _with_suffix(stem, ".json")
+
+    def to_files(self) -> dict[str, bytes]:
+        """What ``save`` writes, by suffix: ".npz" holds the arrays, ".json" all the rest. ``parse_result`` reads it."""
         buffer = io.BytesIO()
         values: dict[str, Any] = {name: quantity.values for name, quantity in self.quantities.items()}
         np.savez_compressed(buffer, **values)
@@ -291,13 +301,7 @@ class Result:
         }
         description["sha256"] = _digest(description)
         text = json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False)
-        files = {_with_suffix(stem, ".npz"): arrays, _with_suffix(stem, ".json"): text.encode()}
-        try:
-            stem.parent.mkdir(parents=True, exist_ok=True)
-            write_together(files)
-        except OSError as error:
-            raise ResultFileError(f"cannot write {stem.parent}: {error.strerror}") from error
-        return _with_suffix(stem, ".json")
+        return {".npz": arrays, ".json": text.encode()}
 
 
 def _plain(value: Any) -> Any:
@@ -315,14 +319,22 @@ def load_result(path: str | os.PathLike) -> Result:
     """
     stem = _stem(path)
     description_path, arrays_path = _with_suffix(stem, ".json"), _with_suffix(stem, ".npz")
-    description = _read_description(description_path)
-    content = _read(arrays_path)
-    if hashlib.sha256(content).hexdigest() != description["arrays_sha256"]:
+    return parse_result(_read(description_path), _read(arrays_path), names=(str(description_path), str(arrays_path)))
+
+
+def parse_result(description_file: bytes, arrays_file: bytes, *, names: tuple[str, str] = (".json", ".npz")) -> Result:
+    """The result whose two files have these contents; ``names`` are what errors call them.
+
+    Raises:
+        ResultFileError: as ``load_result``.
+    """
+    description = _read_description(description_file, names[0])
+    if hashlib.sha256(arrays_file).hexdigest() != description["arrays_sha256"]:
         raise ResultFileError(
-            f"{arrays_path} is damaged, or was not saved together with {description_path.name}; run the analysis again"
+            f"{names[1]} is damaged, or was not saved together with {names[0]}; run the analysis again"
         )
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(arrays_file), allow_pickle=False) as arrays:
             quantities = {
                 name: Quantity(arrays[name], tuple(about["axes"]), about["unit"], about["definition"])
                 for name, about in description["quantities"].items()
@@ -333,24 +345,24 @@ def load_result(path: str | os.PathLike) -> Result:
             **{name: description[name] for name in ("settings", "coverage", "coordinates")},
         )
     except (KeyError, TypeError, ValueError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ResultFileError(f"{description_path} does not describe {arrays_path.name}: {error}") from error
+        raise ResultFileError(f"{names[0]} does not describe {names[1]}: {error}") from error
 
 
-def _read_description(path: Path) -> dict[str, Any]:
+def _read_description(content: bytes, name: str) -> dict[str, Any]:
     try:
-        description = json.loads(_read(path))
+        description = json.loads(content)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ResultFileError(f"{path} is not readable as JSON ({error}); it is damaged or no saved result") from error
+        raise ResultFileError(f"{name} is not readable as JSON ({error}); it is damaged or no saved result") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ResultFileError(f"{path} is no saved result of this workbench")
+        raise ResultFileError(f"{name} is no saved result of this workbench")
     if description.get("format_version") != FORMAT_VERSION:
         raise ResultFileError(
-            f"{path} has format version {description.get('format_version')!r}, this workbench reads {FORMAT_VERSION}"
+            f"{name} has format version {description.get('format_version')!r}, this workbench reads {FORMAT_VERSION}"
         )
     if str(description.get("kind")) not in _CLASSES:
-        raise ResultFileError(f"{path} holds a result of the unknown kind {description.get('kind')!r}")
+        raise ResultFileError(f"{name} holds a result of the unknown kind {description.get('kind')!r}")
     if description.get("sha256") != _digest({name: value for name, value in description.items() if name != "sha256"}):
-        raise ResultFileError(f"{path} was edited or is damaged; run the analysis again")
+        raise ResultFileError(f"{name} was edited or is damaged; run the analysis again")
     return description
 
 

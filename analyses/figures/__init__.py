@@ -19,6 +19,8 @@ from workbench.analyses.figures.comparison import pattern_pair as pattern_pair
 from workbench.analyses.figures.export import FORMATS as FORMATS
 from workbench.analyses.figures.export import PICTURES as PICTURES
 from workbench.analyses.figures.export import config as config
+from workbench.analyses.figures.export import figure_file as figure_file
+from workbench.analyses.figures.export import picture_for_page as picture_for_page
 from workbench.analyses.figures.export import write_figure as write_figure
 from workbench.analyses.figures.export import write_figures as write_figures
 from workbench.analyses.figures.generation import step_curves as step_curves

@@ -56,7 +56,7 @@ def head_map(
     figure.update_layout(margin=COLOURBAR_ROOM)
     figure.add_trace(go.Heatmap(z=values, customdata=heads, hovertemplate=hover, **scale))
     if values.size <= CELLS_WITH_TEXT:
-        figure.update_layout(annotations=_printed(values, scale))
+        figure.update_layout(annotations=printed(values, scale))
     frames = [(head, VERMILLION, 2.0) for head in marked]
     frames += [(chosen, "#ffffff", 5.0), (chosen, VERMILLION, 2.5)] if chosen is not None else []
     for (layer, head), colour, width in frames:
@@ -76,7 +76,7 @@ def framed(chosen: tuple[int, int] | None) -> str:
     return "" if chosen is None else f" White-edged frame: L{chosen[0]}H{chosen[1]}."
 
 
-def _printed(values: np.ndarray, scale: Mapping[str, Any]) -> list[dict[str, Any]]:
+def printed(values: np.ndarray, scale: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The values of a map as text on its cells, black or white, whichever stands out more.
 
     Two decimals, and more where the end of the scale would have fewer than two digits.
