@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from workbench.kernels.tiles import HIDDEN, RowBlock, Tiling
 
 _BLOCK = 16
-_FEW = 64  # among so many, the first largest is found in one step
+_FEW = 256  # among so many, the first largest is found in one step
 
 Largest = tuple[Tensor, Tensor]  # shifted scores and their int64 columns, [key/value head, count, group · row] each
 
@@ -35,7 +35,7 @@ def largest_in_tile(tile: Tensor, first: int, maxima: Tensor, edges: Tensor, cou
     """
 
     def scores_at(columns: Tensor) -> Tensor:
-        return tile.gather(1, (columns - first).clamp_(max=tile.shape[1] - 1))
+        return tile.gather(1, columns - first)
 
     return _largest(maxima, edges, count, scores_at)
 
@@ -59,7 +59,7 @@ def largest_again(
     n_heads = len(maxima)
 
     def scores_at(columns: Tensor) -> Tensor:
-        columns = columns.clamp(max=tiling.rule.mask.n_keys - 1).transpose(0, 1).flatten(1)  # [key, head · row]
+        columns = columns.transpose(0, 1).flatten(1)  # [key, head · row]
         row = torch.arange(block.start, block.stop, device=columns.device).repeat(n_heads * tiling.group)
         scores = _scores_at(tiling, block, kv_heads, row, columns, scratch)
         for shift in shifts:
@@ -87,12 +87,14 @@ def _largest(maxima: Tensor, edges: Tensor, count: int, scores_at: Callable[[Ten
     chosen = _first_largest(maxima, count)
     if count > 1:
         chosen = chosen.sort(dim=1).values
-    width = int((edges[1] - edges[0]).max())
+    shortest, longest = (int(length) for length in (edges[1] - edges[0]).aminmax())
     start, end = edges[:, chosen]  # [key/value head, chosen, group · row] each
-    columns = start[:, :, None] + torch.arange(width, device=edges.device)[:, None]
-    exists = columns < end[:, :, None]
-    columns = columns.flatten(1, 2)  # [key/value head, key, group · row]
-    scores = torch.where(exists.flatten(1, 2), scores_at(columns), HIDDEN)
+    columns = (start[:, :, None] + torch.arange(longest, device=edges.device)[:, None]).flatten(1, 2)
+    if shortest == longest:
+        scores = scores_at(columns)
+    else:  # a block ends before the longest would
+        last = end.repeat_interleave(longest, 1) - 1
+        scores = torch.where(columns <= last, scores_at(torch.minimum(columns, last)), HIDDEN)
     order = _first_largest(scores, count)
     return scores.gather(1, order), columns.gather(1, order)
 
@@ -119,7 +121,7 @@ def _scores_at(
 def _first_largest(values: Tensor, count: int) -> Tensor:
     """Indices of the largest values, the lowest of equal ones first: [head, n, row] -> int64 [head, count, row].
 
-    One index takes several times less time on a CPU by maxima and minima than by argmax.
+    One index takes several times less time on a CPU by maxima and minima, of numbers of one type, than by argmax.
     """
     n = values.shape[1]
     if min(count, n) > 1:
@@ -129,5 +131,6 @@ def _first_largest(values: Tensor, count: int) -> Tensor:
         block = _first_largest(blocks.amax(2), 1)
         within = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK, -1))[:, 0]
         return block * _BLOCK + _first_largest(within, 1)
-    index = torch.arange(n, dtype=torch.int32, device=values.device)[:, None]
-    return torch.where(values < values.amax(1, keepdim=True), n, index).amin(1, keepdim=True).long()
+    less = torch.lt(values, values.amax(1, keepdim=True), out=torch.empty_like(values))  # 1 or 0
+    index = torch.arange(n, dtype=values.dtype, device=values.device)[:, None]
+    return torch.add(index, less, alpha=n).amin(1, keepdim=True).long()

@@ -20,13 +20,21 @@ _DENSE = 1 / 16  # from this share of matching pairs on, a mask over the tile is
 class MatchList:
     """The matching pairs of a tile, one by one."""
 
-    place: Tensor  # int64 [key/value head, group · pair], in the flattened tile [key/value head, key, group · row]
-    target: Tensor  # int64 [key/value head, group · pair], in [key/value head, name, group · row]
+    key: Tensor  # int64 [pair], counted from the tile's first
+    row: Tensor  # int64 [pair], counted from the block's first
+    run: Tensor  # int64 [pair], row · names + name
 
     def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
-        """Adds the weight on matching keys, from a tile, to ``mass`` [key/value head, name, group · row]."""
-        place, target = (index[: len(mass)].flatten() for index in (self.place, self.target))
-        mass.view(-1).index_add_(0, target, weights.view(-1).index_select(0, place))
+        """Adds the weight on matching keys to ``mass``.
+
+        Args:
+            weights: of a tile, [key/value head, key, group, row].
+            mass: [key/value head, group, row, name], contiguous.
+        """
+        found = weights.permute(0, 2, 1, 3)[:, :, self.key, self.row]  # [key/value head, group, pair]
+        runs = mass.flatten(2)
+        first = torch.arange(0, mass.numel(), runs.shape[2], device=mass.device).view(*runs.shape[:2], 1)
+        mass.view(-1).index_add_(0, (first + self.run).flatten(), found.flatten())
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +44,9 @@ class MatchMask:
     mask: Tensor  # [name, key, 1, row] of 0 and 1
 
     def add_mass(self, weights: Tensor, mass: Tensor, scratch: Tensor) -> None:
-        """As for a list; ``scratch`` has the size of the weights and is overwritten."""
-        tile = weights.unflatten(2, (-1, self.mask.shape[3]))
+        """As for a list; ``scratch`` has the shape of the weights and is overwritten."""
         for name, mask in enumerate(self.mask):
-            mass[:, name] += torch.mul(tile, mask, out=scratch.view(tile.shape)).flatten(2).sum(1)
+            mass[..., name] += torch.mul(weights, mask, out=scratch).sum(1)
 
 
 TileMatches = MatchList | MatchMask
@@ -75,7 +82,7 @@ class MatchPairs:
     """The matches of a request, tile by tile, for all names together."""
 
     def __init__(self, labels: Mapping[str, MatchLabels], tiling: Tiling) -> None:
-        self._group, self._dtype, self._offset = tiling.group, tiling.keys.dtype, tiling.rule.mask.query_offset
+        self._dtype, self._offset = tiling.keys.dtype, tiling.rule.mask.query_offset
         self._query = torch.stack([pair.query for pair in labels.values()], 1)  # [batch, name, query]
         self._key = torch.stack([pair.key for pair in labels.values()], 1)  # [batch, name, key]
         runs = [MatchRuns.of(pair, tiling.rule.mask) for pair in labels.values()]
@@ -92,11 +99,8 @@ class MatchPairs:
     def n_names(self) -> int:
         return self._query.shape[1]
 
-    def tiles(self, block: RowBlock, spans: list[ColumnSpan], n_heads: int) -> list[TileMatches | None]:
-        """The matches of every span with a block of rows, for tiles of at most ``n_heads`` key/value heads.
-
-        None where there are none.
-        """
+    def tiles(self, block: RowBlock, spans: list[ColumnSpan]) -> list[TileMatches | None]:
+        """The matches of every span with a block of rows, None where there are none."""
         runs = slice(block.start * self.n_names, block.stop * self.n_names)
         before, end = (self._pairs_before[block.batch][edge] for edge in (runs.start, runs.stop))
         if end - before > _DENSE * self.n_names * len(block) * sum(map(len, spans)):
@@ -107,19 +111,15 @@ class MatchPairs:
         run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=end - before)
         pairs = torch.arange(before, end, device=counts.device)
         columns = self._columns[block.batch, pairs.add_(self._shifts[block.batch, runs][run])]
-        return [self._listed(run, columns, len(block), span, n_heads) for span in spans]
+        return [self._listed(run, columns, span) for span in spans]
 
-    def _listed(self, run: Tensor, columns: Tensor, n_rows: int, span: ColumnSpan, n_heads: int) -> MatchList | None:
+    def _listed(self, run: Tensor, columns: Tensor, span: ColumnSpan) -> MatchList | None:
         inside = ((columns >= span.start) & (columns < span.stop)).nonzero()[:, 0]
         if not len(inside):
             return None
-        run, width = run[inside], self._group * n_rows
-        row, name = run // self.n_names, run % self.n_names
-        kv_head = torch.arange(n_heads, device=run.device)[:, None, None]
-        head = torch.arange(self._group, device=run.device)[:, None] * n_rows
-        place = head + kv_head * (len(span) * width) + (row + (columns[inside] - span.start) * width)
-        target = head + kv_head * (self.n_names * width) + (row + name * width)
-        return MatchList(place.flatten(1), target.flatten(1))
+        if len(inside) < len(run):
+            run, columns = run[inside], columns[inside]
+        return MatchList(columns - span.start, run // self.n_names, run)
 
     def _dense(self, block: RowBlock, span: ColumnSpan) -> MatchMask | None:
         query, key = self._query[block.batch, :, block.rows], self._key[block.batch, :, span.start : span.stop]

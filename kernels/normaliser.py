@@ -56,6 +56,11 @@ class Normaliser:
         total = sum(parts)
         return [total] if len(parts) == 1 or total.abs().amax() <= _LARGE else parts
 
+    def second(self, place: Place) -> Tensor:
+        """The second part for the rows at ``place``, [key/value head, group · row]."""
+        assert self.rest is not None
+        return self.rest[place].flatten(1)
+
     def store(self, place: Place, lse: Tensor, rest: Tensor) -> None:
         """Both parts for the rows at ``place``, [key/value head, group · row] each."""
         for target, part in ((self.lse, lse), (self.rest, rest)):

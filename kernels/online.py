@@ -44,7 +44,7 @@ class OnlineForward:
             scratch = tiling.scratch(grid, 1)
             for block in piece:
                 spans = tiling.spans(block, grid)
-                hidden = [tiling.hidden(block, span, -torch.inf) for span in spans]
+                hidden = [tiling.hidden(block, span, tiling.lowest) for span in spans]
                 for heads in tiling.heads_at_a_time(spans, grid):
                     self.attend(block, heads, tiling.block_queries(block, heads), spans, hidden, scratch)
 
@@ -73,7 +73,7 @@ class OnlineForward:
             scores = self.tiling.scores(block, heads, span, queries, scratch[0])
             hide(scores, bound)
             raised = torch.maximum(maximum, scores.amax(1))
-            pivot = raised.masked_fill(raised == -torch.inf, 0.0)  # no key so far: exp2(-inf) must be 0
+            pivot = raised.masked_fill(raised <= self.tiling.lowest, 0.0)  # no key so far: weights must be 0
             scores -= pivot[:, None]
             weights = torch.exp2(scores, out=scratch[-1][: scores.numel()].view(scores.shape))
             rescale = torch.exp2(maximum - pivot)

@@ -10,7 +10,7 @@ from workbench.kernels.statistics import StatisticsRequest
 from workbench.kernels.tiles import Place, RowBlock, Tiling
 from workbench.kernels.workers import run_pieces
 
-_ROWS = 256  # rows of all heads that are probed at a time
+_ROWS = 512  # rows of all heads that are probed at a time
 
 
 def probe_statistics(tiling: Tiling, normaliser: Normaliser, request: StatisticsRequest) -> dict[str, Tensor]:

@@ -27,6 +27,8 @@ from workbench.kernels.workers import run_pieces
 _SMALLEST_KEY_BLOCK = 8  # by less they would hardly shrink: other blocks of a pooled map are taken as they are,
 _LARGEST_KEY_BLOCK = 64  # if not larger than this, or else in blocks of which the last is shorter
 
+# Of a tile [key/value head, key, group · row]: t and p, and what t still lacks, to be subtracted: [.., group · row].
+_Weights = tuple[Tensor, Tensor, Tensor | None]
 
 
 def tile_statistics(
@@ -148,7 +150,7 @@ class _TilePass:
             for heads in rows.heads:
                 queries = tiling.block_queries(block, heads)  # [key/value head, d_head, group · row]
                 known = None if self._forward is None else self._attend(rows, heads, queries, scratch)
-                shifts = self._normaliser.parts(block.place(heads))
+                shifts = [] if known else self._normaliser.parts(block.place(heads))
                 sums = self._sum_tiles(index, rows, heads, queries, shifts, known, scratch)
                 if self._n_top and len(rows.tiles) > 1:
                     sums["largest_scores"], sums["largest_keys"] = largest_again(
@@ -159,33 +161,38 @@ class _TilePass:
                     self._pool(rows, heads, "pooled_max", sums["maxima"].exp2_(), torch.amax, torch.maximum)
                     self._pool(rows, heads, "pooled_sum", sums["sums"], torch.sum, torch.add)
 
-    def _attend(
-        self, rows: _SharedRows, heads: slice, queries: Tensor, scratch: list[Tensor]
-    ) -> tuple[Tensor, Tensor] | None:
-        """z and lse of a block of rows, and t and p of its tile if it has a single one."""
+    def _attend(self, rows: _SharedRows, heads: slice, queries: Tensor, scratch: list[Tensor]) -> _Weights | None:
+        """z and lse of a block of rows, and the weights in its tile if it has a single one."""
         assert self._forward is not None
-        block, spans = rows.block, rows.spans
-        hidden = [self._tiling.hidden(block, span, -torch.inf) for span in spans]
-        tile = self._forward.attend(block, heads, queries, spans, hidden, scratch)
-        if tile is None or len(spans) > 1:
+        lowest = self._tiling.lowest
+        hidden = [self._tiling.hidden(rows.block, span, lowest) for span in rows.spans]
+        tile = self._forward.attend(rows.block, heads, queries, rows.spans, hidden, scratch)
+        if tile is None or len(rows.spans) > 1:
             return None
         t, p = tile
-        log_sum = self._normaliser.rest[block.place(heads)].flatten(1)[:, None]
-        t -= log_sum
-        p *= torch.exp2(-log_sum)
-        return t.clamp_(min=HIDDEN), p
+        if not self._tiling.rule.only_scales:
+            t.clamp_(min=HIDDEN)  # a bias may be -inf
+        rest = self._normaliser.second(rows.block.place(heads))
+        p *= torch.exp2(-rest)[:, None]
+        return t, p, rest
 
     def _tile_again(
-        self, rows: _SharedRows, span: ColumnSpan, heads: slice, queries: Tensor, shifts: list[Tensor], scratch
-    ) -> tuple[Tensor, Tensor]:
-        """t and p of a tile, [key/value head, key, group · row] each."""
+        self,
+        rows: _SharedRows,
+        span: ColumnSpan,
+        heads: slice,
+        queries: Tensor,
+        shifts: list[Tensor],
+        scratch: list[Tensor],
+    ) -> _Weights:
+        """The weights in a tile from the known normaliser."""
         t = self._tiling.scores(rows.block, heads, span, queries, scratch[0])
         for shift in shifts:
             t -= shift[:, None]
         if not self._tiling.rule.only_scales:
             t.clamp_(min=HIDDEN)  # a bias may be -inf
         hide(t, self._tiling.hidden(rows.block, span, HIDDEN))
-        return t, torch.exp2(t, out=scratch[1][: t.numel()].view(t.shape))
+        return t, torch.exp2(t, out=scratch[1][: t.numel()].view(t.shape)), None
 
     def _shared(self, block: RowBlock) -> _SharedRows:
         tiling, mask, grid = self._tiling, self._tiling.rule.mask, self._grid
@@ -193,7 +200,7 @@ class _TilePass:
         heads = tiling.heads_at_a_time(spans, grid)
         matches: list[TileMatches | None] = [None] * len(spans)
         if self._pairs is not None:
-            matches = self._pairs.tiles(block, spans, heads[0].stop)
+            matches = self._pairs.tiles(block, spans)
         row, position = torch.arange(block.start, block.stop, device=self._lse.device), block.start + mask.query_offset
         first = grid.index(spans[0].start) // grid.blocks_per_period * grid.blocks_per_period if spans else 0
         ahead = grid.n_keys if position >= grid.n_keys - 1 else grid.floor(max(position + 1, 0))  # the first column
@@ -216,14 +223,14 @@ class _TilePass:
         heads: slice,
         queries: Tensor,
         shifts: list[Tensor],
-        known: tuple[Tensor, Tensor] | None,
+        known: _Weights | None,
         scratch: list[Tensor],
     ) -> dict[str, Tensor]:
         """Sums over all tiles of a block of rows, [key/value head, .., group · row]; received goes to its place."""
-        block = rows.block
+        block, shape = rows.block, (self._tiling.group, len(rows.block))
         sums = self._empty_sums(len(queries), queries.shape[2], rows.key_blocks.stop - rows.key_blocks.start)
         for tile in rows.tiles:
-            t, p = known or self._tile_again(rows, tile.span, heads, queries, shifts, scratch)
+            t, p, rest = known or self._tile_again(rows, tile.span, heads, queries, shifts, scratch)
             if "maxima" in sums:
                 maxima = sums["maxima"][:, tile.key_blocks]
                 _over_key_blocks(torch.amax, t, self._grid.size, maxima)
@@ -240,17 +247,20 @@ class _TilePass:
                 behind, ahead = p.tensor_split([len(tile.behind)], 1)
                 sums["mean_distance"] += tile.behind @ behind
                 if len(tile.ahead):
-                    distance = ahead.unflatten(2, (-1, len(block))) * tile.ahead
+                    distance = ahead.unflatten(2, shape) * tile.ahead
                     sums["mean_distance"] += distance.sum(1).flatten(1)
             if tile.matches is not None:
-                tile.matches.add_mass(p, sums["match_mass"], t)
+                tile.matches.add_mass(p.unflatten(2, shape), sums["match_mass"], t.unflatten(2, shape))
             if self._classes is not None:
                 sums["class_mass"] += self._classes[block.batch, tile.columns].mT @ p
             if "received" in self._places:
                 if self._weights is not None:
                     p *= self._weights[block.place(heads)].flatten(1)[:, None]
-                received = p.unflatten(2, (-1, len(block))).sum(3)  # [key/value head, key, group]
+                received = p.unflatten(2, shape).sum(3)  # [key/value head, key, group]
                 self._places["received"][index, heads, tile.columns] += received
+            if rest is not None:
+                for name in sums.keys() & {"entropy", "maxima", "largest_scores"}:
+                    sums[name] -= rest if name == "entropy" else rest[:, None]
         return sums
 
     def _empty_sums(self, n_heads: int, width: int, n_key_blocks: int) -> dict[str, Tensor]:
@@ -258,9 +268,11 @@ class _TilePass:
         for name in ("entropy", "mean_distance"):
             if name in self._places:
                 sums[name] = self._lse.new_zeros(n_heads, width)
-        for name in ("match_mass", "class_mass"):
-            if name in self._places:
-                sums[name] = self._lse.new_zeros(n_heads, self._places[name].shape[4], width)
+        if self._classes is not None:
+            sums["class_mass"] = self._lse.new_zeros(n_heads, self._classes.shape[2], width)
+        if self._pairs is not None:
+            group = self._tiling.group
+            sums["match_mass"] = self._lse.new_zeros(n_heads, group, width // group, self._pairs.n_names)
         if self._needs_maxima:
             sums["maxima"] = self._lse.new_full((n_heads, n_key_blocks, width), HIDDEN)
         if self._needs_sums:
@@ -276,7 +288,9 @@ class _TilePass:
             behind = sums["sums"][:, : rows.n_behind].sum(1).view(shape)
             further = torch.arange(len(rows.block), device=behind.device)  # rows after the first
             self._places["mean_distance"][place] = sums["mean_distance"].view(shape) + behind * further
-        several: dict[str, Tensor] = {name: sums[name] for name in ("match_mass", "class_mass") if name in sums}
+        if "match_mass" in sums:
+            self._places["match_mass"][place] = sums["match_mass"]
+        several: dict[str, Tensor] = {"class_mass": sums["class_mass"]} if "class_mass" in sums else {}
         if "largest_keys" in sums:
             found = largest_weights((sums["largest_scores"], sums["largest_keys"]), self._n_top)
             several["largest_weights"], several["largest_keys"] = found

@@ -127,6 +127,14 @@ class Tiling:
             parts.append((slice(start - span.start, stop - span.start), bound))
         return parts
 
+    @property
+    def lowest(self) -> float:
+        """A score for hidden pairs, before any shift, whose weight is 0.
+
+        Finite where no bias may lie as low, so that its product with that weight is 0 as well.
+        """
+        return -(2.0**126) if self.rule.only_scales else -torch.inf
+
     def block_queries(self, block: RowBlock, kv_heads: slice) -> Tensor:
         """[key/value head, d_head, group · row]"""
         return self.queries[block.place(kv_heads)].flatten(1, 2).mT
