@@ -82,6 +82,30 @@ def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: 
     return DescribedTokens(tokens, description)
 
 
+def filled_sequences(
+    model: Any, text: str, max_tokens: int | None, *, length: int, n_sequences: int
+) -> DescribedTokens:
+    """Token ids [n_sequences, length]: a text in sequences, its tokens over and over where they do not fill them.
+
+    Args:
+        max_tokens: takes only the first so many tokens of the text, BOS included; None takes the whole.
+
+    Raises:
+        WorkbenchError: no tokenizer, or an empty text.
+    """
+    n_all = _count_tokens(model, text)
+    frame = text_frame(model)
+    n_own = length - len(frame)
+    ids = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = ids if max_tokens is None else ids[: max(1, max_tokens - len(frame))]
+    n_needed = n_sequences * n_own
+    tokens = frame.around(torch.tensor(ids).repeat(-(-n_needed // len(ids)))[:n_needed].view(n_sequences, n_own))
+    how = f"{n_sequences} sequence{'s' if n_sequences > 1 else ''} of {frame.in_words(f'{n_own} tokens')}"
+    if len(ids) < n_needed:
+        return DescribedTokens(tokens, f"{quoted(text)}, its {len(ids):,} tokens over and over in {how}")
+    return DescribedTokens(tokens, f"{quoted(text)} in {how}, {n_needed:,} of the text's {n_all - len(frame):,}")
+
+
 def _beginning(model: Any, text: str, max_tokens: int | None, n_tokens: int) -> DescribedTokens:
     """The first ``max_tokens`` of a text's ``n_tokens`` tokens, as far as the model's context holds them."""
     tokens = model.to_tokens(text, truncate=True)

@@ -24,11 +24,15 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Task:
-    """A computation by name. ``work`` runs in a thread of its own, gets its job and reports to it."""
+    """A computation by name. ``work`` runs in a thread of its own, gets its job and reports to it.
+
+    A page goes on without an ``optional`` one that fails.
+    """
 
     key: str
     title: str
     work: Callable[[Job], Any] = field(compare=False, repr=False)
+    optional: bool = False
 
 
 @dataclass(eq=False)
@@ -140,6 +144,12 @@ class JobRunner:
             if wish is not None:
                 wish.declined = True
                 self._stop_if_unwanted(wish.key, time.monotonic())
+
+    def error(self, key: str) -> Exception | None:
+        """What a job failed with, or None where none failed."""
+        with self._lock:
+            job = self._jobs.get(key)
+            return job.error if job is not None and job.state == "failed" else None
 
     def result(self, key: str) -> Any:
         """The result of a job that is done, or None where there is none (any more)."""

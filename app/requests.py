@@ -34,9 +34,10 @@ _STORES: dict[str, Accepted] = {
     "input": (dict,),
     "queries": (list, _NOTHING),
     "keys": (list, _NOTHING),
+    "asked": (list, _NOTHING),
     "typed-part": (list,),
     "tick": _NUMBER,
-} | dict.fromkeys(("page", "view", "ready", "scheme", "session"), (str,))
+} | dict.fromkeys(("page", "view", "ready", "scheme", "session", "own-prompts", "typed-prompts"), (str,))
 
 
 def guard(app: Dash, host: str) -> None:

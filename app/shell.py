@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
-import traceback
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update, set_props
@@ -14,21 +12,25 @@ from dash.exceptions import PreventUpdate
 from workbench.app import registry
 from workbench.app.components import message
 from workbench.app.jobs import Job
+from workbench.app.messages import error_message
 from workbench.app.recipes import HEAD_STATISTICS
 from workbench.app.selection import first_head
 from workbench.app.services import Services
-from workbench.app.state import MAX_NAME, MOST_OFF, View, from_query, to_query
-from workbench.errors import WorkbenchError, ran_out_of_memory
+from workbench.app.state import MAX_NAME, MOST_OFF, ON_DEMAND, View, from_query, to_query
+from workbench.errors import WorkbenchError
 
 # Field of the view → the control that holds it. The input (model, text, max_tokens) counts once it is submitted.
 CONTROLS: dict[str, tuple[str, str]] = {
     "page": ("page", "data"),
     "layer": ("layer", "value"),
     "head": ("head", "value"),
+    "asked": ("asked", "data"),
 } | {field: control for page in registry.PAGES for field, control in page.CONTROLS.items()}
 
 # What belongs to one model, one text, or both, and is let go with them; in the order in which ``submitted`` returns it.
-PARTS_OF_A_TEXT = ("layer", "head", "position", "lens_position", "queries", "keys", "off")
+PARTS_OF_A_TEXT = (
+    "layer", "head", "position", "lens_position", "step", "target", "foil", "queries", "keys", "off", "asked",
+)  # fmt: skip
 
 AT_ONCE_SECONDS = 0.3  # what is done by then is shown without a progress bar
 
@@ -226,7 +228,8 @@ def controls_of(services: Services, search: str, path: str = "/") -> tuple:
 def submitted(services: Services, submission: dict, before: dict) -> tuple:
     """What is to be analysed now: the input, and PARTS_OF_A_TEXT.
 
-    Another model starts without a chosen head and with nothing switched off, another text without a chosen part.
+    Another model starts without a chosen head and with nothing switched off, another text without a chosen part, and
+    either without what was asked for on demand.
 
     Args:
         submission: model, text and limit as they stand in the boxes, and the submission's number.
@@ -241,8 +244,8 @@ def submitted(services: Services, submission: dict, before: dict) -> tuple:
     same_model = given["model"] == before.get("model")
     same = same_model and all(given[name] == before.get(name) for name in ("text", "max_tokens"))
     head = (no_update, no_update) if same_model else ("", "")
-    part = (no_update,) * 4 if same else ("", "", None, None)
-    return given, *head, *part, no_update if same_model else []
+    part = (no_update,) * 7 if same else ("", "", 0, "", "", None, None)
+    return given, *head, *part, no_update if same_model else [], no_update if same else []
 
 
 def view_of(default: View, given: dict, values: dict[str, Any]) -> View:
@@ -251,6 +254,7 @@ def view_of(default: View, given: dict, values: dict[str, Any]) -> View:
     for span in ("queries", "keys"):
         fields[span] = tuple(values[span]) if values.get(span) else None
     fields["off"] = tuple(str(name).strip()[:40] for name in values.get("off") or () if str(name).strip())[:MOST_OFF]
+    fields["asked"] = tuple(name for name in ON_DEMAND if name in (values.get("asked") or ()))
     given = {name: given[name] for name in ("model", "text", "max_tokens") if name in given}
     return dataclasses.replace(default, **given, **fields)
 
@@ -262,7 +266,7 @@ def progress_of(services: Services, view: View, session: str, ready: str, *, aga
         if services.jobs.result(task.key) is None:
             job = services.jobs.request(session, task, again=again)
             job.wait(AT_ONCE_SECONDS)
-            if job.state != "done":
+            if job.state != "done" and not (task.optional and job.state == "failed"):
                 return _newly("\n".join(done) or ready, ready), *_unfinished(job)
         done.append(task.key)
     return _newly("\n".join(done), ready), no_update, [], True, "", 0, "main"
@@ -289,22 +293,6 @@ def facts(cfg: Any, provenance: Any) -> list[Any]:
         html.Div([html.Strong(provenance.model_name), sizes]),
         html.Div(f"{provenance.weights} · {provenance.bos}", className="context-weights", title=provenance.weights),
     ]
-
-
-def error_message(error: Exception | None) -> Any:
-    """An error in words: what happened and what to do."""
-    if isinstance(error, (WorkbenchError, ValueError)):
-        return message("error", "This cannot be analysed", str(error) or "unknown error")
-    if error is not None and ran_out_of_memory(error):
-        return message("error", "Not enough memory", "Shorten the text, or choose a smaller model.")
-    details = "".join(traceback.format_exception(error)) if error else ""
-    logging.getLogger(__name__).error("%s", details)
-    return message(
-        "error",
-        "Something went wrong here, not with your input",
-        "Press Analyse to try again. If it happens again, please report it with the details below.",
-        details=details,
-    )
 
 
 def show_error(error: Exception) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 from workbench.analyses.labels import (
     ABLATIONS,
     ATTENTION_MEASURES,
+    GENERATION_SCORES,
     HEAD_SCORES,
     INDUCTION_SCORES,
     SINK_SCORES,
@@ -22,7 +24,8 @@ from workbench.analyses.labels import (
 from workbench.errors import WorkbenchError
 
 VERSION = "1"
-PAGES = ("heads", "pattern", "induction", "sinks", "attribution", "what-if", "lens")
+PAGES = ("heads", "pattern", "induction", "sinks", "attribution", "what-if", "lens", "generation", "result")
+ON_DEMAND = ("circuit", "copying", "massive", "streaming", "purpose")  # cards that are computed when they are asked for
 MOST_OFF = 200  # parts that are switched off at once
 # In the demo model's language: names, an invented word and a list come back after various distances.
 SAMPLE_TEXT = (
@@ -30,7 +33,10 @@ SAMPLE_TEXT = (
     "Every skaflar is green. Names: Thea Niels Casper Dora Pavel. Names again: Thea Niels Casper Dora Pavel. "
     "The skaflar of Mara is in the castle. Hugo saw the skaflar."
 )
+OWN_PROMPTS = "own_prompts"  # the task whose prompts the user writes
 MAX_NAME = 500  # characters of a model's name or path
+MAX_WORD = 100  # characters
+MOST_NEW, MOST_TEMPERATURE = 256, 5.0  # of a generation
 MAX_INLINE = 1500  # bytes; a longer text goes into the URL as its digest
 Span = tuple[int, int]
 
@@ -46,9 +52,15 @@ class View:
         queries, keys: the part of the pattern that is shown, [first, last); None is everything.
         show, first_token, weighting, unit: whose pattern it is, what becomes of token 0, what a cell's colour is, and
             what a row is.
+        own_prompts: of the task OWN_PROMPTS, one JSON object a line; as ``text``.
         off: names of parts that are switched off (workbench.analyses.interventions.switches).
         position, lens_position: the token whose next one is looked at, on two pages; None is where
             switching off moves most, or the last that a token follows.
+        target, foil: words whose logits are held against each other; empty ones are the analysis's choice.
+        new_tokens, temperature, draw: of a generation, where ``draw`` is the seed.
+        step: of the generation, the one that is looked at.
+        asked: the cards on demand that were asked for, some of ON_DEMAND.
+        opened: a saved result that was opened; its name in ``Services.opened``.
     """
 
     model: str = "demo"
@@ -77,9 +89,19 @@ class View:
     position: int | None = None
     lens_position: int | None = None
     task: str = "factual_recall"
+    own_prompts: str = ""
     measure: str = "max_weight"
     ablation: str = "zero"
     prompt: int = 0
+    target: str = ""
+    foil: str = ""
+    new_tokens: int = 24
+    temperature: float = 0.0
+    draw: int = 0
+    step: int = 0
+    step_score: str = "prompt_mass"
+    asked: tuple[str, ...] = ()
+    opened: str = ""
 
     @property
     def has_head(self) -> bool:
@@ -91,6 +113,15 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
         if not text.isascii() or not text.isdigit() or not low <= int(text[:12]) <= high:
             raise ValueError(f"must be a whole number from {low} to {high}")
         return int(text)
+
+    return parse
+
+
+def _decimal(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"\d{1,6}(\.\d{1,12})?", text, re.ASCII) or not low <= float(text) <= high:
+            raise ValueError(f"must be a number from {low:g} to {high:g}")
+        return float(text)
 
     return parse
 
@@ -120,6 +151,13 @@ def _span(text: str) -> Span:
     if span[0] >= span[1]:
         raise ValueError("must be two increasing whole numbers, as in 0-64")
     return span
+
+
+def _asked(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    if any(name not in ON_DEMAND for name in names):
+        raise ValueError(f"must be some of {', '.join(ON_DEMAND)} with commas between them")
+    return tuple(name for name in ON_DEMAND if name in names)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -155,11 +193,21 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "seed": ("seed", _integer(0, 2**31 - 1)),
     "off": ("off", _names),
     "position": ("position", _integer(0, 10**7)),
-    "task": ("task", _choice(*TASKS)),
+    "task": ("task", _choice(*TASKS, OWN_PROMPTS)),
+    "prompts": ("own_prompts", _words(MAX_INLINE)),
     "measure": ("measure", _choice(*ATTENTION_MEASURES)),
     "ablation": ("ablation", _choice(*ABLATIONS)),
     "prompt": ("prompt", _integer(0, 9999)),
     "depth-of": ("lens_position", _integer(0, 10**7)),
+    "target": ("target", _words(MAX_WORD)),
+    "foil": ("foil", _words(MAX_WORD)),
+    "new": ("new_tokens", _integer(1, MOST_NEW)),
+    "temperature": ("temperature", _decimal(0, MOST_TEMPERATURE)),
+    "draw": ("draw", _integer(0, 2**31 - 1)),
+    "step": ("step", _integer(0, MOST_NEW)),
+    "look": ("step_score", _choice(*GENERATION_SCORES)),
+    "asked": ("asked", _asked),
+    "opened": ("opened", _words(120)),
 }
 
 
@@ -171,7 +219,7 @@ def to_query(view: View) -> str:
         value = getattr(view, field)
         # Page and model are always written: a server may open on others than the default.
         if field in ("page", "model") or (value is not None and value != getattr(plain, field)):
-            between = "," if field == "off" else "-"
+            between = "," if field in ("off", "asked") else "-"
             pairs.append((name, between.join(map(str, value)) if isinstance(value, tuple) else str(value)))
     return "?" + urlencode(pairs)
 

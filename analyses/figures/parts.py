@@ -27,8 +27,8 @@ def part_bars(parts: Mapping[str, float], total: float, *, n_parts: int, label: 
     style = THEMES[theme]
     figure = blank_figure(theme, height=24 * len(shown) + 150)
     groups = {
-        "towards the target": (values >= 0, style.series[0]),
-        "towards the foil": (values < 0, style.series[1]),
+        "towards the target": (values >= 0, style.series[1]),  # red and blue, as in maps of signed values
+        "towards the foil": (values < 0, style.series[0]),
     }
     for name, (chosen, colour) in groups.items():
         names = [part for part, is_chosen in zip(shown, chosen, strict=True) if is_chosen]

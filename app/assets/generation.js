@@ -1,0 +1,51 @@
+// Stepping through generated tokens: by buttons, slider, arrow keys, and clicks on text and figures.
+(function () {
+  "use strict";
+
+  const strip = () => document.getElementById("step-text");
+  let current = 0; // what is drawn may be a step behind
+  const lastStep = () => strip().querySelectorAll("[data-step]").length - 1;
+  const within = (step) => Math.max(0, Math.min(lastStep(), step));
+
+  function goTo(step) {
+    window.dash_clientside.set_props("step", { value: within(step) });
+  }
+
+  document.addEventListener("click", function (event) {
+    const token = event.target.closest("#step-text [data-step]");
+    if (token) goTo(Number(token.dataset.step));
+  });
+
+  document.addEventListener("keydown", function (event) {
+    if (event.target.id !== "step-text") return;
+    const [back, on] = [current - 1, current + 1];
+    const to = { ArrowRight: on, ArrowDown: on, ArrowLeft: back, ArrowUp: back, Home: 0, End: lastStep() }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    goTo(to);
+  });
+
+  // The last number that a figure's event stands for: a column of the map, or a point of a curve.
+  const clicked = (event) => event && event.points.length && Math.round(event.points[0].x);
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside);
+  window.dash_clientside.workbench = Object.assign({}, window.dash_clientside.workbench, {
+    chooseStep: function (typed, slider, back, on, curves, head) {
+      const { no_update, callback_context } = window.dash_clientside;
+      if (callback_context.triggered_id === "step") {
+        current = Number(typed) || 0;
+        return [no_update, current];
+      }
+      const to = {
+        "step-slider": slider,
+        "step-back": current - 1,
+        "step-on": current + 1,
+        "step-curves": clicked(curves),
+        "step-head": clicked(head),
+      }[callback_context.triggered_id];
+      if (!Number.isInteger(to) || within(to) === current) return [no_update, no_update];
+      current = within(to);
+      return [current, current];
+    },
+  });
+})();
