@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,12 @@ def check_whole(*, least: int = 1, most: int = MOST, **options: Any) -> None:
             raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
         if value > most:
             raise ValueError(f"{name} must be at most {most:,}, got {value!r}")
+
+
+def check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    """Refuses an option that is none of those known. Raises ValueError."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def check_seed(seed: Any) -> None:

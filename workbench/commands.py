@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from workbench.analyses import PromptSet, Result
-    from workbench.analyses.attribution.head_evidence import Ablation, MetricName
 
     Tabulate = Callable[[argparse.Namespace, Result, Mapping[str, pd.DataFrame]], Table]
 
@@ -135,11 +134,10 @@ def attribute(options: argparse.Namespace) -> None:
         from workbench.analyses import attribution_agreement, source_attribution
 
         prompts = _prompts(model, options)
-        settings = {"metric": _metric(prompts), "seed": options.seed, "progress": report}
+        settings = {"seed": options.seed, "progress": report}
         if options.tokens:
             return source_attribution(model, prompts, **settings)
-        ablations: Sequence[Ablation] = ("zero",) if prompts.corrupted is None else ("zero", "mean", "resample")
-        return attribution_agreement(model, prompts, ablations=ablations, **settings)
+        return attribution_agreement(model, prompts, **settings)
 
     if options.tokens:
         _analyse(options, "attribute_tokens", run, _sources)
@@ -156,7 +154,7 @@ def prune(options: argparse.Namespace) -> None:
         from workbench.analyses import head_pruning
 
         prompts = _prompts(model, options)
-        return head_pruning(model, prompts, metric=_metric(prompts), seed=options.seed, progress=report)
+        return head_pruning(model, prompts, seed=options.seed, progress=report)
 
     _analyse(options, "prune", run)
 
@@ -357,10 +355,6 @@ def _prompts(model: Any, options: argparse.Namespace) -> PromptSet:
     if options.prompts is not None:
         return analyses.read_prompts(model, options.prompts)
     return getattr(analyses, TASKS[options.task])(model, **_given(options, ("n_prompts", "seed")))
-
-
-def _metric(prompts: PromptSet) -> MetricName:
-    return "log_probability" if prompts.foil is None else "logit_difference"
 
 
 def _random_tokens(model: Any, options: argparse.Namespace) -> Any:

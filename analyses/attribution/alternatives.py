@@ -11,8 +11,7 @@ import torch
 
 from workbench.analyses.attribution.agreement import MIN_FOR_INTERVAL, kendall, mean_interval
 from workbench.analyses.attribution.answer_rows import AnswerRows, even, furthest, jensen_shannon, shuffled
-from workbench.analyses.attribution.patching import check_choice
-from workbench.analyses.options import check_seed, check_share, check_whole
+from workbench.analyses.options import check_choice, check_seed, check_share, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, provenance, silent
 from workbench.analyses.support import check_model

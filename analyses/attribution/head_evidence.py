@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from workbench.analyses.interventions.edits import replace_head
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.interventions.sweeps import Intervention, measure
+from workbench.analyses.options import check_choice
 from workbench.analyses.running import Progress, Sequences, cached
 from workbench.analyses.support import emits_statistics
 from workbench.analyses.tasks import PromptSet
@@ -59,6 +60,18 @@ MEASURES = {
         "gradient", "", "Σ |p · ∂m/∂p|", "Σ |p · ∂m/∂p| over all pairs of query and key"
     ),
 }  # fmt: skip
+
+
+def chosen_metric(prompts: Any, metric: MetricName | None) -> MetricName:
+    """The metric's name; None is the logit difference where prompts have foils, else the log-probability.
+
+    Raises:
+        ValueError: an unknown metric.
+    """
+    if metric is None:
+        return "log_probability" if getattr(prompts, "foil", None) is None else "logit_difference"
+    check_choice("metric", metric, get_args(MetricName))
+    return metric
 
 
 def metric_of(prompts: PromptSet, name: MetricName) -> Metric:

@@ -14,6 +14,7 @@ from workbench.analyses.attribution.head_evidence import (
     Ablation,
     MetricName,
     ablate,
+    chosen_metric,
     metric_of,
     observe,
     replacement_outputs,
@@ -32,7 +33,7 @@ from workbench.analyses.attribution.head_verdicts import (
     verdict_definition,
 )
 from workbench.analyses.labels import number_or_dash
-from workbench.analyses.options import check_seed, check_whole
+from workbench.analyses.options import check_choice, check_seed, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, provenance, silent
 from workbench.analyses.support import check_model
@@ -223,8 +224,8 @@ def attribution_agreement(
     model: Any,
     prompts: PromptSet,
     *,
-    metric: MetricName = "logit_difference",
-    ablations: Sequence[Ablation] = ("zero", "mean", "resample"),
+    metric: MetricName | None = None,
+    ablations: Sequence[Ablation] | None = None,
     reference: PromptSet | Sequences | None = None,
     sources: Tensor | None = None,
     ablate_at: Literal["all", "answer"] = "all",
@@ -242,7 +243,9 @@ def attribution_agreement(
 
     Args:
         prompts: 20 or more for intervals and verdicts.
-        ablations: what a head's output becomes: zeros, its mean over other prompts, or its value on another prompt.
+        metric: None takes the logit difference where prompts have foils, else the log-probability.
+        ablations: what a head's output becomes: zeros, its mean over other prompts ("mean"), or its value on another
+            prompt ("resample"); None takes all three where there are other prompts, else zeros.
         reference: the other prompts; None takes the corrupted ones of ``prompts``.
         sources: bool [prompt, pos], the tokens whose weights ``max_weight`` and ``mean_weight`` look at; None is all
             but the first, which is where attention goes that is not needed. The mean is then left out, as it ranks
@@ -259,7 +262,10 @@ def attribution_agreement(
     """
     check_model(model, predicts=True)
     check_prompts(prompts)
-    _check_options(prompts, metric, ablations, sources, ablate_at, mean_by, verdict_measure, n_permutations)
+    metric = chosen_metric(prompts, metric)
+    if ablations is None:
+        ablations = ("zero",) if reference is None and prompts.corrupted is None else get_args(Ablation)
+    _check_options(prompts, ablations, sources, ablate_at, mean_by, verdict_measure, n_permutations)
     check_seed(seed)
     others = reference.sequences if isinstance(reference, PromptSet) else reference
     chosen = metric_of(prompts, metric)
@@ -293,17 +299,13 @@ def attribution_agreement(
 
 
 def _check_options(
-    prompts: PromptSet, metric: str, ablations: Sequence[str], sources: Tensor | None, ablate_at: str, mean_by: str,
+    prompts: PromptSet, ablations: Sequence[str], sources: Tensor | None, ablate_at: str, mean_by: str,
     verdict_measure: str, n_permutations: int,
 ) -> None:  # fmt: skip
-    for name, value, known in (
-        ("metric", metric, get_args(MetricName)),
-        ("ablate_at", ablate_at, ("all", "answer")),
-        ("mean_by", mean_by, ("position", "all")),
-        ("verdict_measure", verdict_measure, [n for n in MEASURES if sources is not None or n != "mean_weight"]),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    check_choice("ablate_at", ablate_at, ("all", "answer"))
+    check_choice("mean_by", mean_by, ("position", "all"))
+    measures = [name for name in MEASURES if sources is not None or name != "mean_weight"]
+    check_choice("verdict_measure", verdict_measure, measures)
     if not ablations or len(set(ablations)) < len(ablations) or set(ablations) - set(get_args(Ablation)):
         raise ValueError(f"ablations must be some of {', '.join(map(repr, get_args(Ablation)))}, got {ablations!r}")
     check_whole(n_permutations=n_permutations)

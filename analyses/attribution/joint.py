@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from workbench.analyses.attribution.agreement import MIN_FOR_INTERVAL, mean_interval
-from workbench.analyses.attribution.head_evidence import MetricName
-from workbench.analyses.attribution.patching import check_choice
+from workbench.analyses.attribution.head_evidence import MetricName, chosen_metric
 from workbench.analyses.attribution.rankings import (
     RANDOM,
     Ablation,
@@ -27,7 +26,7 @@ from workbench.analyses.attribution.rankings import (
     without_heads,
 )
 from workbench.analyses.interventions.sweeps import Intervention, measure
-from workbench.analyses.options import check_seed, check_whole
+from workbench.analyses.options import check_choice, check_seed, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, provenance, silent
 from workbench.analyses.support import check_model
@@ -141,7 +140,7 @@ def joint_ablation(
     rankings: Mapping[str, np.ndarray] | None = None,
     *,
     attention_mask: Tensor | None = None,
-    metric: MetricName = "logit_difference",
+    metric: MetricName | None = None,
     ablation: Ablation = "mean",
     n_random: int = 5,
     seed: int = 0,
@@ -160,7 +159,7 @@ def joint_ablation(
         prompts: prompts of a task; or text, texts or tokens, scored by the mean loss of their next tokens.
         rankings: name → score [layer, head], the largest ablated first; make them on ``prompts.halves(seed)[0]``.
         attention_mask: as for tokens.
-        metric: of a PromptSet.
+        metric: of a PromptSet; None takes the logit difference where prompts have foils, else the log-probability.
         ablation: "mean" over all tokens of the first half (a head's constant part stays), or "zero".
         n_random: random orders.
         seed: of the halves and of these.
@@ -171,7 +170,7 @@ def joint_ablation(
             this cannot be asked of, such as one with a single head.
     """
     check_model(model, predicts=True)
-    check_choice("metric", metric, get_args(MetricName))
+    metric = chosen_metric(prompts, metric)
     check_choice("ablation", ablation, get_args(Ablation))
     check_whole(n_random=n_random, least=2)  # fewer make no band
     check_seed(seed)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.attribution.agreement import spearman
-from workbench.analyses.attribution.head_evidence import MetricName, metric_of
+from workbench.analyses.attribution.head_evidence import MetricName, chosen_metric, metric_of
 from workbench.analyses.interventions.edits import replace_activation, replace_head
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.interventions.sweeps import Intervention, measure
 from workbench.analyses.labels import number_or_dash
+from workbench.analyses.options import check_choice
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
 from workbench.analyses.support import check_model, emits_statistics
@@ -162,7 +163,7 @@ def attribution_patching(
     *,
     components: Components = "heads",
     direction: Direction = "noising",
-    metric: MetricName = "logit_difference",
+    metric: MetricName | None = None,
     grad_drop: bool = False,
     compare: bool | None = None,
     progress: Progress = silent,
@@ -180,6 +181,7 @@ def attribution_patching(
             enters each layer, by position).
         direction: "noising" patches the clean run with corrupted activations and takes the clean gradient; "denoising"
             the reverse.
+        metric: None takes the logit difference where prompts have foils, else the log-probability.
         grad_drop: also estimate each effect's size with the gradient through one layer after the other cut off, so that
             a direct effect and one that later layers cancel it with do not hide each other (Kramár et al. 2024,
             GradDrop); takes a gradient per layer.
@@ -195,7 +197,7 @@ def attribution_patching(
     check_prompts(prompts)
     check_choice("components", components, get_args(Components))
     check_choice("direction", direction, get_args(Direction))
-    check_choice("metric", metric, get_args(MetricName))
+    metric = chosen_metric(prompts, metric)
     clean, corrupted = prompts.sequences, corrupted_sequences(prompts)
     base, donor = (clean, corrupted) if direction == "noising" else (corrupted, clean)
     names = [f"blocks.{layer}.{_HOOKS[components]}" for layer in range(model.cfg.n_layers)]
@@ -226,11 +228,6 @@ def attribution_patching(
             "unit": whole.unit, "gradient_of": f"{_patched(direction)} run",
         },
     )  # fmt: skip
-
-
-def check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def corrupted_sequences(prompts: PromptSet) -> Sequences:

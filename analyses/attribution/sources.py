@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.analyses.attribution import agreement
 from workbench.analyses.attribution.deletion import SHARES, deletion_curves
-from workbench.analyses.attribution.head_evidence import MetricName, metric_of
+from workbench.analyses.attribution.head_evidence import MetricName, chosen_metric, metric_of
 from workbench.analyses.attribution.source_evidence import (
     EFFECTS,
     MAX_TOKENS,
@@ -152,7 +152,7 @@ def source_attribution(
     model: Any,
     prompts: PromptSet,
     *,
-    metric: MetricName = "logit_difference",
+    metric: MetricName | None = None,
     n_permutations: int = 1000,
     seed: int = 0,
     progress: Progress = silent,
@@ -162,14 +162,18 @@ def source_attribution(
     Each source is knocked out alone: no query reads it in any layer or head, and the other keys share its weight. The
     first token is no source, as attention goes there that is not needed (a sink) and cutting it breaks the model.
 
+    Args:
+        metric: None takes the logit difference where prompts have foils, else the log-probability.
+        n_permutations: shuffles for p-values.
+        progress: called with the fraction done and what was done.
+
     Raises:
         ValueError: a model that this cannot be asked of, prompts of more than 512 tokens or of fewer than 5, an unknown
             metric, or one that the prompts do not have.
     """
     check_model(model, predicts=True)
     check_prompts(prompts)
-    if metric not in get_args(MetricName):
-        raise ValueError(f"metric must be one of {', '.join(map(repr, get_args(MetricName)))}, got {metric!r}")
+    metric = chosen_metric(prompts, metric)
     check_whole(n_permutations=n_permutations)
     check_seed(seed)
     if prompts.tokens.shape[1] > MAX_TOKENS:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.analyses.attribution.head_evidence import MetricName, metric_of
-from workbench.analyses.attribution.patching import check_choice, corrupted_sequences, rows_of
-from workbench.analyses.options import check_whole
+from workbench.analyses.attribution.head_evidence import MetricName, chosen_metric, metric_of
+from workbench.analyses.attribution.patching import corrupted_sequences, rows_of
+from workbench.analyses.options import check_choice, check_whole
 from workbench.analyses.prompts import text_frame
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Progress, Sequences, cached, provenance, silent
@@ -108,7 +108,7 @@ def integrated_gradients(
     *,
     baseline: Baseline = "counterfactual",
     n_steps: int = 32,
-    metric: MetricName = "logit_difference",
+    metric: MetricName | None = None,
     progress: Progress = silent,
 ) -> IntegratedGradients:
     """Attributes the metric to tokens: Σ over d_model of (x − x') ∫ ∂metric/∂x (Sundararajan et al. 2017, eq. 1).
@@ -123,6 +123,7 @@ def integrated_gradients(
             every token but a BOS, at the same positions: every token gets a share, of a change from a prompt that no
             one would write. There is no baseline of zeros: a norm scales the stream to unit size whatever its length,
             so the line from 0 goes through the same prompt shrunk, and the metric jumps at its end.
+        metric: None takes the logit difference where prompts have foils, else the log-probability.
         n_steps: gradients of each prompt to begin with, in whole panels; up to 1,024 where it takes more.
         progress: called with the fraction done and what was done.
 
@@ -133,7 +134,7 @@ def integrated_gradients(
     check_model(model, predicts=True)
     check_prompts(prompts)
     check_choice("baseline", baseline, get_args(Baseline))
-    check_choice("metric", metric, get_args(MetricName))
+    metric = chosen_metric(prompts, metric)
     check_whole(n_steps=n_steps, most=MOST_STEPS)
     check_one_length(model, prompts.real)
     line = _Line(model, prompts, baseline, metric)

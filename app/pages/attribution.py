@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import dash_mantine_components as dmc
 import numpy as np
-from dash import Dash, Input, Output, html
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from workbench.analyses.labels import ABLATIONS, ATTENTION_MEASURES, TASKS
 from workbench.app.components import card, graph, number, on_card, plain_table, select, tiles
@@ -13,7 +14,7 @@ from workbench.app.jobs import Task
 from workbench.app.recipes import Recipe, Shown, chosen_head
 from workbench.app.selection import LAYER_HEIGHT, choose_on_click
 from workbench.app.services import Services
-from workbench.app.state import View
+from workbench.app.state import OWN_PROMPTS, View
 
 NAME, TITLE = "attribution", "Attribution"
 EXPLANATION = (
@@ -22,6 +23,7 @@ EXPLANATION = (
 )
 CONTROLS = {
     "task": ("task", "value"),
+    "own_prompts": ("own-prompts", "data"),
     "measure": ("measure", "value"),
     "ablation": ("ablation", "value"),
     "prompt": ("prompt", "value"),
@@ -59,11 +61,38 @@ NAMED = {
     "attended, inert": "Attend, and change nothing",
     "attended, decisive": "Attend and decide",
 }
+EXAMPLE = (
+    '{"prompt": "The capital of Veld is", "target": "Talvik", "foil": "Besko", "corrupted": "The capital of Oster is"}'
+)
 
 
 def layout(view: View) -> list[Any]:
+    tasks = TASKS | {OWN_PROMPTS: "Your own prompts"}
     task = html.Div(
-        select("task", "The task", view.task, TASKS), className="toolbar", role="group", **{"aria-label": "The prompts"}
+        select("task", "The task", view.task, tasks), className="toolbar", role="group", **{"aria-label": "The prompts"}
+    )
+    own = html.Div(
+        card(
+            "Your own prompts",
+            dmc.Textarea(
+                id="prompts-text",
+                placeholder=EXAMPLE,
+                autosize=True,
+                minRows=4,
+                maxRows=12,
+                size="sm",
+                spellCheck=False,
+                **{"aria-label": "Your own prompts, one JSON object a line"},
+            ),
+            controls=[dmc.Button("Use these prompts", id="use-prompts", n_clicks=0, size="compact-sm")],
+            note="One JSON object a line, all with the same fields: prompt, target (the right next token), and perhaps "
+            "foil (a wrong one) and corrupted (a prompt of the same length that calls for another answer). Without "
+            "foils the answer’s log-probability counts, without corrupted prompts heads are ablated to zero only. "
+            "Intervals and verdicts take 20 prompts.",
+        ),
+        id="own-prompts-card",
+        className="above",
+        hidden=view.task != OWN_PROMPTS,
     )
     scatter = card(
         "Every head",
@@ -102,7 +131,10 @@ def layout(view: View) -> list[Any]:
         note="A good ranking loses much at the left and little at the right.",
     )
     return [
+        dcc.Store(id="own-prompts", data=view.own_prompts),
+        dcc.Store(id="typed-prompts", data=""),
         task,
+        own,
         html.Div(id="attribution-tiles"),
         html.Div([scatter, agreement, effects, named, sources, ranks, curves], className="columns"),
     ]
@@ -116,11 +148,16 @@ def figures(view: View) -> dict[str, Shown]:
     def prompt(result: Any) -> dict[str, int]:
         return {"prompt": shown_prompt(result, view)}
 
-    chosen = {"ablation": view.ablation, "chosen": chosen_head(view)}
+    def compared(result: Any) -> dict[str, Any]:
+        return {"measure": view.measure, "ablation": shown_ablation(result, view)}
+
+    def effects(result: Any) -> dict[str, Any]:
+        return {"ablation": shown_ablation(result, view), "chosen": chosen_head(view)}
+
     return {
-        "attribution-scatter": Shown(HEADS, "scatter", {"measure": view.measure, "ablation": view.ablation}),
+        "attribution-scatter": Shown(HEADS, "scatter", compared),
         "attribution-agreement": Shown(HEADS, "agreement"),
-        "attribution-map": Shown(HEADS, "map", chosen),
+        "attribution-map": Shown(HEADS, "map", effects),
         "sources-prompt": Shown(TOKENS, "prompt", prompt),
         "sources-agreement": Shown(TOKENS, "agreement"),
         "sources-deletion": Shown(TOKENS, "deletion"),
@@ -130,6 +167,11 @@ def figures(view: View) -> dict[str, Shown]:
 def shown_prompt(result: Any, view: View) -> int:
     """The prompt that is looked at: the view's, or the last where there are not so many."""
     return min(view.prompt, len(result["baseline"]) - 1)
+
+
+def shown_ablation(result: Any, view: View) -> str:
+    """The view's, or zero ablation where there are no other prompts to take a head's output from."""
+    return view.ablation if view.ablation in result.ablations else result.ablations[0]
 
 
 def tasks(services: Services, view: View) -> list[Task]:
@@ -180,6 +222,29 @@ def register(app: Dash, services: Services) -> None:
             on_card(shown["sources-deletion"].draw(result, scheme), SCATTER_TALL, revision="deletion"),
         )
 
+    @app.callback(Output("own-prompts-card", "hidden"), Input("task", "value"), prevent_initial_call=True)
+    def show_own_prompts(task: str) -> bool:
+        return task != OWN_PROMPTS
+
+    # The browser reads the field itself: what it reports to callbacks can be a keystroke behind.
+    app.clientside_callback(
+        ClientsideFunction("workbench", "typedText"),
+        Output("typed-prompts", "data"),
+        Input("use-prompts", "n_clicks"),
+        State("prompts-text", "id"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        Output("own-prompts", "data", allow_duplicate=True), Input("typed-prompts", "data"), prevent_initial_call=True
+    )
+    def use_prompts(typed: str) -> str:
+        return services.texts.put(typed)
+
+    @app.callback(Output("prompts-text", "value"), Input("own-prompts", "data"), prevent_initial_call=True)
+    def show_prompts(stored: str) -> str:
+        return services.texts.get(stored)
+
     choose_on_click(app, ("attribution-scatter", "clickData"), ("attribution-map", "clickData"))
 
 
@@ -195,11 +260,13 @@ def named_heads(result: Any) -> Any:
             rows.append((f"L{layer}H{head}", f"{weight:.2f}", f"{effect:+.3f}", words))
     if not rows:
         return html.P("No head attends and decides, and none of the disagreements was found.", className="empty")
-    titles = ("Head", ATTENTION_MEASURES[measure], f"{ABLATIONS[ablation]} (logits)", "")
+    titles = ("Head", ATTENTION_MEASURES[measure], f"{ABLATIONS[ablation]} ({result.settings['unit']})", "")
     return plain_table(titles, rows, caption="Up to six heads of each kind, those with the largest effect first.")
 
 
 def numbers_that_matter(result: Any) -> html.Div:
+    over_foil = result.settings["metric"] == "logit_difference"
+    measured = "logits over the wrong one" if over_foil else "nats of log-probability"
     tau, low, high = (result[name][:, 0] for name in ("tau", "tau_low", "tau_high"))
     weight = result.measures.index("max_weight")
     if np.isfinite(tau).any():
@@ -209,11 +276,7 @@ def numbers_that_matter(result: Any) -> html.Div:
         best_tau, best_name = "–", "no measure differs between heads"
     counts = [str(len(result.heads(verdict))) if not result.settings["untested"] else "–" for verdict in NAMED]
     return tiles(
-        (
-            "The answer has",
-            f"{result['baseline'].mean():+.2f}",
-            f"logits over the wrong one, {len(result['baseline'])} prompts",
-        ),
+        ("The answer has", f"{result['baseline'].mean():+.2f}", f"{measured}, {len(result['baseline'])} prompts"),
         (
             "τ of the largest weight",
             "–" if np.isnan(tau[weight]) else f"{tau[weight]:+.2f}",

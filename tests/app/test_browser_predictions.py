@@ -94,6 +94,25 @@ def test_attribution_answers_for_heads_then_for_tokens(watched: Open, dashboard:
     page.wait_for_selector("#attribution-note >> text=/year|war|20/")
 
 
+def test_attribution_on_prompts_of_ones_own(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, page="attribution", layer=0, head=0, ablation="mean", task="own_prompts")
+    page.wait_for_selector("#alert >> text=/no prompts in the field “Your own prompts”; write one JSON object a line/")
+    page.fill("#prompts-text", '{"prompt": "The capital of Veld is", "target": " Talvik", "foil": " Besko"}')
+    page.click("#use-prompts")
+    page.wait_for_selector("#attribution-note >> text=/Talvik/")
+    assert page.locator("#alert >> text=/./").count() == 0
+    plot = "document.querySelector('#attribution-scatter .js-plotly-plot')"
+    page.wait_for_function(f"{plot}._fullLayout.yaxis3.title.text.includes('zero ablation')")  # there is no other
+    address = page.url
+    page.fill("#prompts-text", "The capital of Veld is Talvik")
+    page.click("#use-prompts")
+    page.wait_for_selector("#alert >> text=/line 1: “The capital of Veld is Talvik” is not JSON/")
+    page.goto(address)
+    page.wait_for_function("document.getElementById('prompts-text').value.includes('Talvik')")
+    page.wait_for_selector("#attribution-note >> text=/Talvik/")
+
+
 def tile(page: Any, what: str) -> str:
     """The number under a tile's title."""
     return page.text_content(f".page:not([hidden]) .tile:has(.tile-what:text-is('{what}')) .tile-value")

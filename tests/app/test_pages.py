@@ -36,7 +36,7 @@ from workbench.app.recipes import HEAD_STATISTICS, Shown, pattern_of
 from workbench.app.selection import clicked_head, first_head, rows_used, score_map
 from workbench.app.services import Services, stoppable
 from workbench.app.shell import PARTS_OF_A_TEXT, controls_of, error_message, progress_of, submitted, view_of
-from workbench.app.state import View, to_query
+from workbench.app.state import OWN_PROMPTS, View, to_query
 from workbench.errors import WorkbenchError
 
 TEXT = "a b c a b c d e <script>alert(1)</script> a b %{x} d e f a b c"
@@ -89,6 +89,20 @@ def test_attribution_names_the_heads_that_ablation_finds() -> None:
     for drawn in (result, tokens):
         for theme in ("light", "dark"):
             assert all(drawn.figure(kind, theme=theme).data for kind in drawn.figure_kinds)
+
+
+def test_own_prompts_without_foils_are_scored_by_their_log_probability() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    services = Services(ModelStore(load=lambda source, job: model), View(), {})
+    written = services.texts.put('{"prompt": "The capital of Veld is", "target": " Talvik"}')
+    result, _ = finish(
+        services, dataclasses.replace(services.default, page="attribution", task=OWN_PROMPTS, own_prompts=written)
+    )
+    expected = model("The capital of Veld is")[0, -1].detach().double().log_softmax(0)[model.to_single_token(" Talvik")]
+    assert result["baseline"].tolist() == pytest.approx([float(expected)], abs=1e-4)
+    assert result.ablations == ["zero"] and attribution.shown_ablation(result, View(ablation="mean")) == "zero"
+    shown = shown_text(attribution.numbers_that_matter(result))
+    assert "nats of log-probability, 1 prompts" in shown and f"{float(expected):+.2f}" in shown
 
 
 def test_a_model_without_the_words_of_a_task_says_so(services: Services) -> None:

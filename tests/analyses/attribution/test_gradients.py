@@ -292,7 +292,7 @@ def test_what_cannot_be_attributed_is_refused(prompts, monkeypatch):
         with pytest.raises(ValueError, match="no corrupted prompts"):
             analysis(model, bare)
         with pytest.raises(ValueError, match="no foils"):
-            analysis(model, dataclasses.replace(prompts, foil=None))
+            analysis(model, dataclasses.replace(prompts, foil=None), metric="logit_difference")
         with pytest.raises(ValueError, match="metric must be one of"):
             analysis(model, prompts, metric="accuracy")
         with pytest.raises(ValueError, match="bidirectional"):

@@ -267,11 +267,11 @@ def test_given_sources(random_model: HookedTransformer) -> None:
     np.testing.assert_allclose(found["mean_weight"][2], weights.mean(dim=(0, 2)), atol=1e-5)
 
 
-def test_the_log_probability_as_metric(random_model: HookedTransformer) -> None:
-    prompts = replace(random_prompts(3), foil=None)
-    found = attribution_agreement(
-        random_model, prompts, metric="log_probability", ablations=("zero",), n_permutations=9
-    )
+def test_prompts_without_foils_and_corrupted_prompts(random_model: HookedTransformer) -> None:
+    """Their metric is the log-probability, and heads can be ablated to zero only."""
+    prompts = replace(random_prompts(3), foil=None, corrupted=None)
+    found = attribution_agreement(random_model, prompts, n_permutations=9)
+    assert found.ablations == ["zero"] and found.settings["metric"] == "log_probability"
     logits = random_model(prompts.tokens, attention_mask=prompts.real)
     last = prompts.real.sum(dim=1) - 1
     expected = logits[torch.arange(3), last].log_softmax(dim=-1)[torch.arange(3), prompts.target]

@@ -207,7 +207,7 @@ def test_what_cannot_be_pruned_is_refused(model, prompts):
     with pytest.raises(ValueError, match="n_random"):
         head_pruning(model, prompts, n_random=1)
     with pytest.raises(ValueError, match="no foils"):
-        head_pruning(model, dataclasses.replace(prompts, foil=None))
+        head_pruning(model, dataclasses.replace(prompts, foil=None), metric="logit_difference")
     with pytest.raises(ValueError, match="bidirectional"):
         head_pruning(build(attention_dir="bidirectional"), prompts)
 

@@ -199,7 +199,7 @@ def test_what_cannot_be_ranked_is_refused(random_model: HookedTransformer) -> No
     with pytest.raises(ValueError, match="prompt 1 has 1 tokens between"):
         source_attribution(random_model, replace(prompts, real=torch.arange(9) < torch.tensor([[9], [3]])))
     with pytest.raises(ValueError, match="no foils"):
-        source_attribution(random_model, replace(prompts, foil=None))
+        source_attribution(random_model, replace(prompts, foil=None), metric="logit_difference")
     wide = torch.ones(1, 513, dtype=torch.int64)
     long = PromptSet(wide, wide.bool(), torch.tensor([1]), torch.tensor([2]), None, "long", "long")
     with pytest.raises(ValueError, match="513 tokens"):
