@@ -142,6 +142,7 @@
         // What comes from the address; a submission has been noted when it was made.
         if (!given.submission) analysed = { model, text: text.replace(/\r\n?/g, "\n"), limit: limit || null };
       },
+      typedText: (clicks, id) => document.getElementById(id).value,
       typedNumbers: (clicks, fields) => fields.map((id) => parseInt(document.getElementById(id).value, 10)),
       // Takes back the last change of what is switched off, whatever made it.
       undo: function (clicks, off) {
