@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ def read_text(path: str | os.PathLike) -> str:
         ) from None
     except OSError as error:
         raise WorkbenchError(f"cannot read the text file {path}: {error.strerror}") from None
+
+
+def shuffled_words(text: str, seed: int = 0) -> str:
+    """The text's words in another order: the same tokens, more or less, without what their order says."""
+    words = text.split()
+    random.Random(seed).shuffle(words)
+    return " ".join(words)
 
 
 def text_to_tokens(

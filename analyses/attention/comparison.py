@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,6 +46,11 @@ class HeadComparison(Result):
         return [
             name for name in self.settings["scores"] if all(np.isfinite(self[f"{name}_{side}"]).any() for side in SIDES)
         ]
+
+    def about(self, score: str) -> Quantity:
+        """A score as it is defined in both results, with A's values."""
+        of_a = self.quantities[f"{score}_a"]
+        return replace(of_a, definition=of_a.definition.removesuffix(", in A"))
 
     def most_changed(self, score: str, n: int = 5) -> list[Head]:
         """(layer, head) of the ``n`` heads that differ most, in order; those without a value are left out.
@@ -163,8 +168,7 @@ class HeadComparison(Result):
         )
 
     def _note(self, score: str) -> str:
-        meaning = self.quantities[f"{score}_a"].definition.removesuffix(", in A")
-        return f"{_in_words(score)}: {meaning}. {_sides_in_words(self)}"
+        return f"{_in_words(score)}: {self.about(score).definition}. {_sides_in_words(self)}"
 
 
 def compare_heads(a: Result, b: Result) -> HeadComparison:
@@ -226,7 +230,7 @@ class PatternComparison(Result):
         from workbench.analyses import figures
 
         heads, axes = self.settings["heads"], self.coordinates
-        names = tuple(f"{name}, {heads[side]}" for name, side in zip(_panel_names(self), SIDES, strict=True))
+        names = [f"{side.upper()}: {heads[side]} {self.settings['panels'][side]}".strip() for side in SIDES]
         figure = figures.pattern_pair(
             (self["cells_a"], self["cells_b"]),
             names=(names[0], names[1]),
@@ -322,6 +326,10 @@ def _sources(a: Result, b: Result) -> dict[str, Any]:
         "sources": {side: provenance.sentence() for side, provenance in sides.items()},
         "panels": {
             side: ", ".join([getattr(provenance, name) for name in differing]) for side, provenance in sides.items()
+        },
+        "about": {
+            side: {name: getattr(made, name) for name in ("model_name", "weights", "inputs", "n_tokens")}
+            for side, made in sides.items()
         },
         "options": {side: dict(x.settings) for side, x in zip(SIDES, (a, b), strict=True)},
     }
