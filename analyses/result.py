@@ -371,6 +371,11 @@ def _digest(description: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
+def figure_kinds_of(kind: str) -> tuple[str, ...]:
+    """The figures that results of a kind can draw; none of an unknown kind."""
+    return _class_of(kind).all_figure_kinds if kind in _CLASSES else ()
+
+
 def _class_of(kind: str) -> type[Result]:
     module, name = _CLASSES[kind]
     return getattr(importlib.import_module(module), name)

@@ -20,9 +20,14 @@ CLEAR, SOFT, ACCENT = "rgba(0,0,0,0)", "#8d95a3", "#4f82b8"
 def card(
     title: Any, *content: Any, controls: Sequence[Any] = (), note: Any = None, className: str = ""
 ) -> html.Section:
-    """A titled box. ``controls`` stand at the right of the title, ``note`` small below the content."""
+    """A titled box. ``controls`` stand at the right of the title, ``note`` small below the content.
+
+    Each figure in it gets a menu of the files that it can be exported as.
+    """
+    graphs = [part.id for part in html.Div(list(content))._traverse() if isinstance(part, dcc.Graph)]
+    beside = [*controls, *map(export_menu, graphs)]
     head = html.Div(
-        [html.H2(title, className="card-title"), html.Div(list(controls), className="card-controls")],
+        [html.H2(title, className="card-title"), html.Div(beside, className="card-controls")],
         className="card-head",
     )
     foot = [] if note is None else [html.Div(note, className="card-note")]
@@ -42,6 +47,47 @@ def graph(id: str, label: str, height: int, *, square: bool = False) -> html.Div
         **{"aria-label": label},
         className="graph",
         style={"maxWidth": f"{1.4 * height:.0f}px"} if square else {},
+    )
+
+
+SIZES = {"one-column": "One column, 3.3 in", "two-column": "Two columns, 6.9 in", "slide": "Slide, 10 in"}
+
+
+def export_menu(figure: str) -> dmc.Menu:
+    """What the figure of a graph can be saved as. export.js does what the items' data-* attributes say."""
+
+    def item(text: str, format: str, preset: str = "two-column") -> dmc.MenuItem:
+        return dmc.MenuItem(text, **{"data-export": format, "data-figure": figure, "data-preset": preset})
+
+    pictures = [
+        dmc.SubMenu(
+            [
+                dmc.SubMenuTarget(dmc.SubMenuItem(format.upper())),
+                dmc.SubMenuDropdown([item(size, format, preset) for preset, size in SIZES.items()]),
+            ]
+        )
+        for format in ("svg", "pdf", "png")
+    ]
+    return dmc.Menu(
+        [
+            dmc.MenuTarget(
+                dmc.Button("Export", size="compact-xs", variant="subtle", color="gray", className="export-button")
+            ),
+            dmc.MenuDropdown(
+                [
+                    dmc.MenuLabel("Picture"),
+                    *pictures,
+                    item("Page to explore (HTML)", "html"),
+                    dmc.MenuLabel("Numbers"),
+                    item("Numbers drawn (CSV, with a JSON about them)", "csv"),
+                    item("Save result (npz and JSON, opens here again)", "result"),
+                    dmc.MenuLabel("Code"),
+                    item("Python that makes it", "py"),
+                ]
+            ),
+        ],
+        position="bottom-end",
+        width=290,
     )
 
 

@@ -75,10 +75,34 @@ def document(session: str, view: View, models: Mapping[str, str]) -> Any:
             dcc.Store(id="view", data=""),
             dcc.Store(id="ready", data=""),
             dcc.Store(id="scheme", data=""),
+            dcc.Store(id="asked", data=list(view.asked)),
             dcc.Store(id="ask-again", data=0),
             dcc.Store(id="tick", data=0),
+            dcc.Store(id="export-problem", data=""),
             html.A("Skip to the results", href="#main", className="skip-link"),
             html.Div([_sidebar(view, models), _main(view)], className="shell"),
+            _code_dialog(),
+        ],
+    )
+
+
+def _code_dialog() -> html.Dialog:
+    """Shows the code that makes a figure."""
+    return html.Dialog(
+        id="code-dialog",
+        className="code-dialog",
+        **{"aria-labelledby": "code-title"},
+        children=[
+            html.H2("The same in Python", id="code-title", className="card-title"),
+            html.Pre("", id="code-text", className="code", tabIndex="0"),
+            html.Div(
+                [
+                    html.Span("", id="code-copied", role="status", className="muted"),
+                    dmc.Button("Copy", id="copy-code", n_clicks=0, size="compact-sm"),
+                    dmc.Button("Close", id="close-code", n_clicks=0, size="compact-sm", variant="default"),
+                ],
+                className="buttons",
+            ),
         ],
     )
 
@@ -119,6 +143,13 @@ def _sidebar(view: View, models: Mapping[str, str]) -> html.Aside:
                 [
                     html.Button("Copy link to this view", id="copy-link", className="text-button", type="button"),
                     html.Span("", id="copied", role="status", className="muted"),
+                    html.Button(
+                        "Export as a notebook",
+                        id="export-notebook",
+                        className="text-button",
+                        type="button",
+                        **{"data-export": "ipynb", "data-figure": "", "data-preset": "two-column"},
+                    ),
                 ],
                 className="sidebar-foot",
             ),

@@ -66,6 +66,21 @@ def write_figures(
     return paths
 
 
+def figure_file(figure: go.Figure, format: str, *, preset: str = "two-column", name: str = "figure") -> bytes:
+    """What ``write_figure`` writes into a file of one of FORMATS; ``name`` is that of pictures saved from pages."""
+    path = Path(f"{name}.{format}")
+    if preset not in PRESETS or format not in FORMATS:
+        raise ValueError(f"no format {format!r} at the size {preset!r}; there are {', '.join(FORMATS)}")
+    (content,) = _contents({path: figure}, PRESETS[preset])
+    return content
+
+
+def picture_for_page(figure: go.Figure, format: str, preset: str) -> tuple[go.Figure, dict[str, Any]]:
+    """The same picture for a page that draws by itself: what to draw, and the options of ``Plotly.toImage``."""
+    drawn = on_paper(figure, PRESETS[preset])
+    return drawn, _options(drawn, format, PRESETS[preset])
+
+
 def _format(path: Path) -> str:
     return path.suffix.lower().removeprefix(".")
 

@@ -153,7 +153,8 @@ def _ticks(limit: float, scale: str) -> np.ndarray:
 
 def _without_bars(figure: go.Figure) -> go.Figure:
     figure.data = [trace for trace in figure.data if trace.type == "heatmap"]
-    figure.update_xaxes(visible=False, col=2).update_yaxes(visible=False, row=1)
+    for name in ("xaxis", "yaxis", "xaxis2", "yaxis2", "xaxis4", "yaxis4"):
+        figure.layout[name] = None
     figure.update_xaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
     return figure.update_yaxes(domain=(0, 1), showticklabels=False, ticks="", row=2, col=1)
 
