@@ -36,6 +36,7 @@ _STORES: dict[str, Accepted] = {
     "keys": (list, _NOTHING),
     "asked": (list, _NOTHING),
     "typed-part": (list,),
+    "opened-head": (*_NUMBER, _NOTHING),
     "tick": _NUMBER,
 } | dict.fromkeys(("page", "view", "ready", "scheme", "session", "own-prompts", "typed-prompts"), (str,))
 

@@ -20,15 +20,15 @@
   function patternPlot() {
     const plot = document.querySelector("#pattern-map .js-plotly-plot");
     const map = plot && plot.data && plot.data.findIndex((trace) => trace.type === "heatmap");
-    return plot && map >= 0 ? { plot, trace: plot.data[map], drawn: plot.calcdata && plot.calcdata[map] } : null;
+    if (!plot || !(map >= 0) || !plot.calcdata || !plot.calcdata[map]) return null;
+    return { plot, trace: plot._fullData[map], isMosaic: !plot._fullLayout.xaxis3 };
   }
 
   // The weights of one query, in the order of the keys. customdata holds them where the colour is a square root.
   function weightsOf(row) {
     const found = patternPlot();
-    if (!found || !found.drawn) return null;
-    const full = found.plot._fullData.find((trace) => trace.type === "heatmap");
-    const rows = full.customdata || full.z;
+    if (!found || found.isMosaic) return null;
+    const rows = found.trace.customdata || found.trace.z;
     return rows[row] ? Array.from(rows[row]) : null;
   }
 
@@ -64,24 +64,24 @@
     line.replaceChildren(bold, " looks at " + (strongest || "nothing shown here"));
   }
 
-  // Frames a row of the map, and the column of the same token.
+  // Frames a row of the map, and a column: that of the same token, or the cursor's.
   function crosshair(row, column) {
     const found = patternPlot();
     forgetQuery();
     if (!found) return;
     const { _offset: left, _length: width } = found.plot._fullLayout.xaxis3;
     const { _offset: top, _length: height } = found.plot._fullLayout.yaxis3;
-    const { z } = found.plot._fullData.find((trace) => trace.type === "heatmap");
+    const { z } = found.trace;
     const [cellHeight, cellWidth] = [height / z.length, width / z[0].length];
-    frame(left, top + row * cellHeight, width, Math.max(3, cellHeight));
-    if (column !== undefined) frame(left + column * cellWidth, top, Math.max(3, cellWidth), height);
+    frame(found, left, top + row * cellHeight, width, Math.max(3, cellHeight));
+    if (column !== undefined) frame(found, left + column * cellWidth, top, Math.max(3, cellWidth), height);
+  }
 
-    function frame(x, y, w, h) {
-      const box = document.createElement("div");
-      box.className = "crosshair";
-      box.style.cssText = `left:${x}px;top:${y}px;width:${w}px;height:${h}px`;
-      found.plot.closest(".graph").append(box);
-    }
+  function frame({ plot }, x, y, w, h) {
+    const box = document.createElement("div");
+    box.className = "crosshair";
+    box.style.cssText = `left:${x}px;top:${y}px;width:${w}px;height:${h}px`;
+    plot.closest(".graph").append(box);
   }
 
   function forgetQuery() {
@@ -115,14 +115,92 @@
     }
   });
 
+  const STEPS = { ArrowRight: [0, 1], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowUp: [-1, 0] };
+
   document.addEventListener("keydown", function (event) {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const step = STEPS[event.key];
     if (!step || event.target.id !== "tokens") return;
     event.preventDefault();
     const tokens = Array.from(event.target.querySelectorAll(".token[data-q]"));
-    const place = tokens.findIndex((token) => token.classList.contains("query")) + step;
+    const place = tokens.findIndex((token) => token.classList.contains("query")) + step[0] + step[1];
     const token = tokens[Math.max(0, Math.min(tokens.length - 1, place))];
     chooseQuery(token);
     if (token) token.scrollIntoView({ block: "nearest" });
+  });
+
+  // A cursor that walks over the map: over cells in the pattern of a head, over heads in those of a layer.
+  let cursor = null;
+  const plain = (label) => new DOMParser().parseFromString(label, "text/html").body.textContent;
+  const within = (value, end) => Math.max(0, Math.min(end - 1, value));
+  const sayCell = (text) => (document.getElementById("pattern-cell").textContent = text);
+
+  function walk([down, right], fast) {
+    const found = patternPlot();
+    if (!found) return;
+    if (found.isMosaic) return walkHeads(found, down, right);
+    const { z } = found.trace;
+    const [rows, columns] = [z.length, z[0].length];
+    const by = fast ? 10 : 1;
+    cursor =
+      cursor && cursor.of === found.plot.data
+        ? { ...cursor, row: within(cursor.row + by * down, rows), column: within(cursor.column + by * right, columns) }
+        : { of: found.plot.data, row: rows - 1, column: 0 };
+    showCursor(found);
+  }
+
+  function showCursor(found) {
+    const { row, column } = cursor;
+    crosshair(row, column);
+    const weight = (found.trace.customdata || found.trace.z)[row][column];
+    const [query, key] = [plain(found.trace.y[row]), plain(found.trace.x[column])];
+    const value = Number.isFinite(weight) ? weight.toFixed(4) : "hidden by the mask";
+    sayCell(`Query ${query} → key ${key}: ${value}`);
+  }
+
+  function walkHeads(found, down, right) {
+    const panels = found.plot._fullLayout.shapes.filter((shape) => shape.layer === "below");
+    const across = panels.filter((panel) => panel.y0 === panels[0].y0).length;
+    const [x, y] = [found.plot._fullLayout.xaxis, found.plot._fullLayout.yaxis];
+    const start = Number(document.getElementById("head").value) || 0;
+    const head = cursor && cursor.of === found.plot.data ? cursor.head + across * down + right : start;
+    cursor = { of: found.plot.data, head: within(head, panels.length) };
+    const panel = panels[cursor.head];
+    forgetQuery();
+    const [left, top] = [x._offset + x.l2p(panel.x0), y._offset + y.l2p(panel.y0)];
+    frame(found, left - 3, top - 3, x.l2p(panel.x1) - x.l2p(panel.x0) + 6, y.l2p(panel.y1) - y.l2p(panel.y0) + 6);
+    sayCell(`Head ${cursor.head} of layer ${document.getElementById("layer").value}. Enter opens it.`);
+  }
+
+  const LEAST_PART = 8; // tokens a side
+
+  // A quarter of what is shown, around the cursor.
+  function zoomIn() {
+    const found = patternPlot();
+    if (!found || !cursor || cursor.of !== found.plot.data) return;
+    const { set_props } = window.dash_clientside;
+    if (found.isMosaic) return set_props("opened-head", { data: cursor.head });
+    const around = (edges, place) => {
+      const [first, end] = [edges[0], edges.at(-1)];
+      const size = Math.min(end - first, Math.max(LEAST_PART, Math.ceil((end - first) / 4)));
+      const middle = (edges[place] + edges[place + 1]) / 2;
+      const start = Math.max(first, Math.min(end - size, Math.round(middle - size / 2)));
+      return [start, start + size];
+    };
+    const { queries, keys } = found.trace.meta;
+    set_props("queries", { data: around(queries, cursor.row) });
+    set_props("keys", { data: around(keys, cursor.column) });
+  }
+
+  document.addEventListener("keydown", function (event) {
+    if (event.target.id !== "pattern-cells" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (STEPS[event.key]) walk(STEPS[event.key], event.shiftKey);
+    else if (event.key === "Enter") zoomIn();
+    else if (event.key === "Escape" && !event.target.closest(".maximised")) document.getElementById("zoom-out").click();
+    else return;
+    event.preventDefault();
+  });
+
+  document.addEventListener("focusin", function (event) {
+    if (event.target.id === "pattern-cells" && event.target.matches(":focus-visible")) walk([0, 0]);
   });
 })();

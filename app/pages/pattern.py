@@ -1,8 +1,10 @@
-"""One head's attention pattern, at any length: pooled from afar, exact from near, and read on the text itself."""
+"""The pattern of a head, or those of a layer, at any length: pooled from afar, exact from near, read on the text."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -12,22 +14,32 @@ from dash.exceptions import PreventUpdate
 from workbench.analyses.figures import show_controls
 from workbench.app.components import card, graph, number, on_card, select
 from workbench.app.jobs import Task
-from workbench.app.recipes import HEAD_STATISTICS, Shown, pattern_of
+from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, pattern_of
 from workbench.app.services import Services
 from workbench.app.state import Span, View
 from workbench.errors import WorkbenchError
 
 NAME, TITLE = "pattern", "Pattern"
 EXPLANATION = (
-    "Where one head looks: each row is a token (the query), each column a token it may look at (the key). "
-    "Drag over the map to zoom in; double-click to see all of it again."
+    "Where a head looks: each row is a token (the query), each column a token it may look at (the key). Drag over the "
+    "map to zoom in, double-click to see all of it again; or walk over it with the arrow keys, Enter and Escape."
 )
 CONTROLS = {
+    "show": ("show", "value"),
     "pooling": ("pooling", "value"),
     "scale": ("scale", "value"),
+    "first_token": ("first-token", "value"),
+    "weighting": ("weighting", "value"),
+    "unit": ("unit", "value"),
     "queries": ("queries", "data"),
     "keys": ("keys", "data"),
 }
+SHOW = {"head": "One head", "layer": "All heads of the layer"}
+POOLINGS = {"max": "Blocks: maximum", "mean": "Blocks: mean"}
+SCALES = {"linear": "Linear colour", "sqrt": "√ colour"}
+FIRST = {"kept": "Shown as it is", "apart": "Coloured apart", "left out": "Left out"}
+WEIGHTINGS = {"weight": "Weight", "value": "Weight × ‖value‖"}
+UNITS = {"token": "By tokens", "word": "By words"}
 DEFINITIONS = (
     (
         "Weight",
@@ -35,9 +47,26 @@ DEFINITIONS = (
         "come later, and in layers with a window those beyond it.",
     ),
     (
+        "Weight × ‖value‖",
+        "p_ij ‖v_j W_O‖, the length of what key j adds to the head's output at query i, value bias included and before "
+        "any norm of that output (Kobayashi et al. 2020, equation 5). A token that gets much attention but has a small "
+        "value adds little.",
+    ),
+    (
         "Pooled",
         "Above 320 tokens a side, a cell stands for a block of tokens. Maximum keeps stripes of one token's width "
         "visible; mean averages over the visible pairs. Zoom in until every cell is one query and one key.",
+    ),
+    (
+        "Token 0",
+        "Many heads leave most of their attention on the first token (Xiao et al. 2023). Coloured apart: its column "
+        "has a colour range of its own, so that the others can be told apart. Left out: the weights on the other keys, "
+        "scaled to sum to 1, in the bars too.",
+    ),
+    (
+        "By words",
+        "The sum over the keys of a word, the mean over its queries. Words begin where the tokenizer marks a space "
+        "before a piece, or does not mark that it continues a word. Shown where every token would have a cell.",
     ),
     ("Bars above", "Attention received: what a key, or all keys of a block together, get from the queries shown."),
     (
@@ -48,6 +77,8 @@ DEFINITIONS = (
 )
 TALL = 640
 ENDS = ("first-query", "last-query", "first-key", "last-key")
+ZOOM_IN = "Zoom in until every cell is one token to read the weights on the text."
+ALL_HEADS = "Click on a head, or choose it with the arrow keys and Enter, to read it on the text."
 
 
 def layout(view: View) -> list[Any]:
@@ -66,11 +97,28 @@ def layout(view: View) -> list[Any]:
             role="group",
             **{"aria-label": "The part of the text that is shown"},
         ),
+        html.Div(
+            [
+                html.Span("", id="first-share", role="status"),
+                select("first-token", "What becomes of token 0", view.first_token, FIRST, width=135),
+            ],
+            className="zoom first-token",
+        ),
         html.P("", id="pattern-part", className="card-note", role="status"),
-        graph("pattern-map", "Attention pattern: queries down, keys across", TALL, square=True),
+        html.Div(
+            graph("pattern-map", "Attention pattern: queries down, keys across", TALL, square=True),
+            id="pattern-cells",
+            tabIndex="0",
+            role="application",
+            **{"aria-label": "Map of the pattern. Arrow keys walk over it, Enter zooms in, Escape shows all of it."},
+        ),
+        html.P("", id="pattern-cell", className="cell-line", role="status"),
         controls=[
-            select("pooling", "How blocks are pooled", view.pooling, {"max": "Maximum", "mean": "Mean"}, width=110),
-            select("scale", "Colour scale", view.scale, {"linear": "Linear colour", "sqrt": "√ colour"}, width=130),
+            select("show", "Whose pattern is shown", view.show, SHOW, width=170),
+            select("weighting", "What the colour is", view.weighting, WEIGHTINGS, width=145),
+            select("unit", "What a row is", view.unit, UNITS, width=105),
+            select("pooling", "How blocks are pooled", view.pooling, POOLINGS, width=150),
+            select("scale", "Colour scale", view.scale, SCALES, width=120),
         ],
         note=html.Span("", id="pattern-note"),
     )
@@ -92,22 +140,44 @@ def layout(view: View) -> list[Any]:
         dcc.Store(id="keys", data=view.keys),
         dcc.Store(id="ends", data=ENDS),
         dcc.Store(id="typed-part", data=[]),
+        dcc.Store(id="opened-head", data=None),
         html.Div([pattern, reading], className="columns pattern-columns"),
     ]
 
 
+def recipe_of(view: View) -> Recipe:
+    """The patterns that the page shows: the head's, or those of its layer."""
+    one = pattern_of(view)
+    ways = {
+        "without_first": view.first_token == "left out" or None,
+        "value_weighted": view.weighting == "value" or None,
+    }
+    if view.show == "head":
+        return replace(one, options={**one.options, **ways, "words": view.unit == "word" or None})
+    part = {name: one.options[name] for name in ("queries", "keys", "pooling")}
+    return Recipe(
+        "layer_patterns", f"Patterns of layer {view.layer}", arguments=(view.layer,), options={**part, **ways}
+    )
+
+
 def figures(view: View) -> dict[str, Shown]:
-    return {"pattern-map": Shown(pattern_of(view), "pattern", {"scale": view.scale})} if view.has_head else {}
+    if not view.has_head:
+        return {}
+    options = {"scale": view.scale, "first_apart": view.first_token == "apart" or None}
+    if view.show == "layer":
+        return {"pattern-map": Shown(recipe_of(view), "mosaic", options | {"chosen": view.head})}
+    return {"pattern-map": Shown(recipe_of(view), "pattern", options)}
 
 
 def tasks(services: Services, view: View) -> list[Task]:
-    return [services.task(view, pattern_of(view) if view.has_head else HEAD_STATISTICS)]
+    return [services.task(view, recipe_of(view) if view.has_head else HEAD_STATISTICS)]
 
 
 def register(app: Dash, services: Services) -> None:
     @app.callback(
         Output("pattern-map", "figure"),
         Output("pattern-title", "children"),
+        Output("first-share", "children"),
         Output("pattern-part", "children"),
         Output("pattern-note", "children"),
         Output("tokens", "children"),
@@ -119,14 +189,19 @@ def register(app: Dash, services: Services) -> None:
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
-        result = services.result(view, pattern_of(view))
+        shown = figures(view)["pattern-map"] if view.has_head else None
+        if shown is None:
+            raise PreventUpdate
+        result = services.result(view, shown.recipe)
+        one = view.show == "head"
         return (
-            on_card(figures(view)["pattern-map"].draw(result, scheme), TALL, revision=f"{view.queries} {view.keys}"),
-            f"L{view.layer}H{view.head}",
+            on_card(shown.draw(result, scheme), TALL, revision=f"{view.show} {view.queries} {view.keys}"),
+            f"L{view.layer}H{view.head}" if one else f"Layer {view.layer}",
+            first_share(result),
             shown_part(result),
             description(result),
-            token_spans(result),
-            "" if result.is_exact else "Zoom in until every cell is one token to read the weights on the text.",
+            token_spans(result) if one else [],
+            "" if one and reads_on_text(result) else ZOOM_IN if one else ALL_HEADS,
             *shown_ends(result),
         )
 
@@ -139,7 +214,9 @@ def register(app: Dash, services: Services) -> None:
     )
     def zoom(event: dict | None, query: str) -> Any:
         view = services.view_on(NAME, query)
-        return zoomed(event or {}, services.result(view, pattern_of(view)))
+        if view.show == "layer":
+            raise PreventUpdate
+        return zoomed(event or {}, services.result(view, recipe_of(view)))
 
     @app.callback(
         Output("queries", "data", allow_duplicate=True),
@@ -153,9 +230,21 @@ def register(app: Dash, services: Services) -> None:
         if ctx.triggered_id == "zoom-out":
             return None, None
         view = services.view_on(NAME, query)
-        result = services.result(view, pattern_of(view))
-        n_tokens = result.provenance.n_tokens
+        n_tokens = services.result(view, recipe_of(view)).provenance.n_tokens
         return chosen_span("queries", typed[:2], n_tokens), chosen_span("keys", typed[2:], n_tokens)
+
+    @app.callback(
+        Output("head", "value", allow_duplicate=True),
+        Output("show", "value", allow_duplicate=True),
+        Input("pattern-map", "clickData"),
+        Input("opened-head", "data"),
+        State("view", "data"),
+        prevent_initial_call=True,
+    )
+    def open_head(event: dict | None, head: int | None, query: str) -> Any:
+        if services.view_on(NAME, query).show == "head":
+            raise PreventUpdate
+        return (head if ctx.triggered_id == "opened-head" else clicked_panel(event)), "head"
 
     # The browser reads the fields itself: what they report to callbacks can be a keystroke behind.
     app.clientside_callback(
@@ -167,30 +256,52 @@ def register(app: Dash, services: Services) -> None:
     )
 
 
+def clicked_panel(event: dict | None) -> int:
+    """The head whose panel a click hit. Raises PreventUpdate where it hit none."""
+    match event:
+        case {"points": [{"customdata": [head, *_]}, *_]} if head >= 0:
+            return int(head)
+    raise PreventUpdate
+
+
 def shown_ends(result: Any) -> tuple[int, int, int, int]:
     """The first and the last query and key that the map shows."""
     (first_query, end_query), (first_key, end_key) = result.settings["queries"], result.settings["keys"]
     return first_query, end_query - 1, first_key, end_key - 1
 
 
+def first_share(result: Any) -> str:
+    """What share of the attention is on token 0, from the result's own summary."""
+    return result.summary().splitlines()[2]
+
+
 def shown_part(result: Any) -> str:
     """Which tokens the map shows, and how many of them are a cell."""
     first_query, last_query, first_key, last_key = shown_ends(result)
-    queries, keys = result.coordinates["query"], result.coordinates["key"]
+    first, last = (f"{first_query}", f"{last_query}"), (f"{first_key}", f"{last_key}")
+    if "query" in result.coordinates:
+        queries, keys = result.coordinates["query"], result.coordinates["key"]
+        first = f"{first_query} “{visible(queries[0])}”", f"{last_query} “{visible(queries[-1])}”"
+        last = f"{first_key} “{visible(keys[0])}”", f"{last_key} “{visible(keys[-1])}”"
     return (
-        f"Queries {first_query} “{visible(queries[0])}” to {last_query} “{visible(queries[-1])}”, "
-        f"keys {first_key} “{visible(keys[0])}” to {last_key} “{visible(keys[-1])}”, "
+        f"Queries {first[0]} to {first[1]}, keys {last[0]} to {last[1]}, "
         f"of {result.provenance.n_tokens:,} tokens. {resolution(result)}"
     )
 
 
 def resolution(result: Any) -> str:
     """What one cell of the map stands for."""
+    settings = result.settings
+    if settings.get("words"):
+        return "Each cell is the sum over a word's keys, the mean over its queries."
+    too_long = ""
+    if settings.get("words_do_not_fit"):
+        too_long = f" For words, choose at most {settings['max_cells']} queries and keys."
     if result.is_exact:
-        return "Each cell is one query and one key."
-    rows, columns = result.settings["block"]
-    how = {"max": "maximum", "mean": "mean"}[result.settings["pooling"]]
-    return f"Each cell is {rows} queries × {columns} keys, {how}."
+        return f"Each cell is one query and one key.{too_long}"
+    rows, columns = settings["block"]
+    how = {"max": "maximum", "mean": "mean"}[settings["pooling"]]
+    return f"Each cell is {rows} queries × {columns} keys, {how}.{too_long}"
 
 
 def chosen_span(name: str, ends: list, n_tokens: int) -> Span:
@@ -209,18 +320,15 @@ def zoomed(event: dict[str, Any], result: Any) -> tuple[Span | None, Span | None
     """The queries and keys that a drag over the map has chosen. Raises PreventUpdate for other events."""
     if event.get("xaxis3.autorange") or event.get("yaxis3.autorange"):
         return None, None
-    block = result.settings["block"]
     spans = []
-    for axis, name, size in (("yaxis3", "queries", block[0]), ("xaxis3", "keys", block[1])):
-        first, end = result.settings[name]
-        edges = [event.get(f"{axis}.range[{side}]") for side in (0, 1)]
-        ends = [float(edge) for edge in edges if isinstance(edge, (int, float))]
-        if len(ends) == 2:
-            low, high = sorted(ends)  # in cells; cell c reaches from c − ½ to c + ½
-            first, end = (
-                max(first, first + size * math.floor(low + 0.5)),
-                min(end, first + size * math.ceil(high + 0.5)),
-            )
+    for axis, name in (("yaxis3", "query"), ("xaxis3", "key")):
+        edges = result.edges(name)
+        first, end = edges[0], edges[-1]
+        ends = [event.get(f"{axis}.range[{side}]") for side in (0, 1)]
+        cells = sorted(float(edge) for edge in ends if isinstance(edge, (int, float)))
+        if len(cells) == 2:  # cell c reaches from c − ½ to c + ½
+            low, high = math.floor(cells[0] + 0.5), math.ceil(cells[1] + 0.5)
+            first, end = edges[min(max(low, 0), len(edges) - 1)], edges[min(max(high, 0), len(edges) - 1)]
         spans.append((first, end))
     if spans == [tuple(result.settings["queries"]), tuple(result.settings["keys"])] or any(a >= b for a, b in spans):
         raise PreventUpdate
@@ -229,25 +337,31 @@ def zoomed(event: dict[str, Any], result: Any) -> tuple[Span | None, Span | None
 
 def description(result: Any) -> str:
     """What the pattern amounts to, from the result's own summary."""
-    return " ".join(result.summary().splitlines()[2:])
+    return " ".join(result.summary().splitlines()[3:])
+
+
+def reads_on_text(result: Any) -> bool:
+    """Whether rows and columns are pieces of the text."""
+    return result.is_exact or result.has_words
 
 
 def token_spans(result: Any) -> list[Any]:
-    """The shown tokens as text; data-q and data-k are their row and column in the map."""
-    if not result.is_exact:
+    """The shown tokens, or words, as text; data-q and data-k are their row and column in the map."""
+    if not reads_on_text(result):
         return []
-    (first_query, end_query), (first_key, end_key) = result.settings["queries"], result.settings["keys"]
-    texts = dict(zip(range(first_key, end_key), result.coordinates["key"], strict=True))
-    texts |= dict(zip(range(first_query, end_query), result.coordinates["query"], strict=True))
+    rows, columns = ({first: i for i, first in enumerate(result.edges(axis)[:-1])} for axis in ("query", "key"))
+    pieces = {}
+    for axis in ("key", "query"):
+        edges = result.edges(axis)
+        pieces |= dict(zip(pairwise(edges), result.texts(axis), strict=True))
     spans: list[Any] = []
-    for position, text in sorted(texts.items()):
-        if spans and position - 1 not in texts:
+    reached = min(first for first, _ in pieces)
+    for (first, end), text in sorted(pieces.items()):
+        if first > reached:
             spans.append(html.Span(" … ", className="muted"))
-        places = {"data-position": str(position)}
-        if first_query <= position < end_query:
-            places["data-q"] = str(position - first_query)
-        if first_key <= position < end_key:
-            places["data-k"] = str(position - first_key)
+        reached = end
+        places = {"data-position": str(first)}
+        places |= {name: str(of[first]) for name, of in (("data-q", rows), ("data-k", columns)) if first in of}
         spans.append(html.Span(visible(text), className="token", role="option", **places))
         if "\n" in text:
             spans.append(html.Br())
