@@ -7,8 +7,10 @@ import threading
 import uuid
 import webbrowser
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas  # noqa: F401  (complete before threads start: plotly uses it as soon as another thread begins to import it)
 from dash import Dash
@@ -21,6 +23,9 @@ from workbench.app.services import Services
 from workbench.app.state import View
 from workbench.errors import WorkbenchError
 
+if TYPE_CHECKING:
+    from workbench.analyses import Result
+
 HOST = "127.0.0.1"
 PORTS_TO_TRY = 100
 
@@ -32,10 +37,18 @@ def create_app(*, model: str = "demo", models: ModelStore | None = None) -> Dash
         model: what it opens on: a name that ``workbench models`` lists, a folder, a GGUF file or a Hugging Face id.
         models: where models are loaded and kept; None makes a store of its own.
     """
-    return _app_of(_services(model, models or ModelStore()))
+    return app_of(services_on(model, models or ModelStore()))
 
 
-def serve(*, model: str, device: str, port: int, open_browser: bool, say: Callable[[str], None]) -> None:
+def serve(
+    *,
+    model: str,
+    device: str,
+    port: int,
+    open_browser: bool,
+    say: Callable[[str], None],
+    opened: Result | None = None,
+) -> None:
     """Runs the dashboard on this machine until it is interrupted.
 
     Args:
@@ -43,15 +56,18 @@ def serve(*, model: str, device: str, port: int, open_browser: bool, say: Callab
         device: where models run.
         port: where to listen; when it is taken, the next free port.
         say: told in words where the dashboard is.
+        opened: a saved result to open on.
 
     Raises:
         WorkbenchError: no free port.
     """
     listener = listen(port)
     url = f"http://{HOST}:{listener.getsockname()[1]}/"
-    services = _services(model, ModelStore(load=partial(load_model, device=device)))
+    services = services_on(model, ModelStore(load=partial(load_model, device=device)))
+    if opened is not None:
+        services.default = replace(services.default, page="result", opened=services.opened.put(opened))
     server = make_server(
-        HOST, port, _app_of(services).server, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
+        HOST, port, app_of(services).server, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
     )
     if listener.getsockname()[1] != port:
         say(f"Port {port} is taken; using {listener.getsockname()[1]}.")
@@ -93,7 +109,8 @@ class QuietHandler(WSGIRequestHandler):
         pass
 
 
-def _services(model: str, models: ModelStore) -> Services:
+def services_on(model: str, models: ModelStore) -> Services:
+    """What a server's pages work with, on which they open."""
     from workbench.loading.sources import list_models
 
     about = {}
@@ -103,7 +120,8 @@ def _services(model: str, models: ModelStore) -> Services:
     return Services(models, View(model=model), about)
 
 
-def _app_of(services: Services) -> Dash:
+def app_of(services: Services) -> Dash:
+    """The app whose pages work with these services."""
     app = Dash(
         "workbench.app",
         assets_folder=str(Path(__file__).parent / "assets"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from workbench.app.jobs import Job
 from workbench.errors import WorkbenchError
 
 Load = Callable[[str, Job], Any]
+IN_MEMORY = re.compile(r" \(in memory( \d+)?\)$")  # at the end of the names of models that no source names
 
 
 def load_model(source: str, job: Job, *, device: str = "cpu") -> Any:
@@ -28,12 +30,14 @@ def load_model(source: str, job: Job, *, device: str = "cpu") -> Any:
 
 
 class ModelStore:
-    """Keeps the ``capacity`` models that were used last."""
+    """Keeps the ``capacity`` models that were used last, and those that it was given."""
 
     def __init__(self, capacity: int = 2, load: Load = load_model) -> None:
         self._capacity = capacity
         self._load = load
         self._models: OrderedDict[str, Any] = OrderedDict()
+        self._held: dict[str, Any] = {}
+        self._n_held = 0
         self._loading: dict[str, threading.Lock] = {}
         self._devices: dict[str, threading.Lock] = {}
         self._running: dict[str, Job] = {}  # on each device
@@ -42,6 +46,10 @@ class ModelStore:
     def get(self, source: str, job: Job) -> Any:
         """The model of that name, folder, file or id; loads it where need be, with progress."""
         with self._lock:
+            if source in self._held:
+                return self._held[source]
+            if IN_MEMORY.search(source):
+                raise WorkbenchError(f"{source} is no longer in memory; show it again, or choose another model")
             loading = self._loading.setdefault(source, threading.Lock())
         with _held(loading, job, lambda: f"Waiting for {source}"):
             with self._lock:
@@ -59,7 +67,27 @@ class ModelStore:
     def loaded(self, source: str) -> Any:
         """The model, if it is in memory, else None."""
         with self._lock:
-            return self._models.get(source)
+            return self._held.get(source, self._models.get(source))
+
+    def names(self) -> list[str]:
+        """The models in memory."""
+        with self._lock:
+            return [*self._held, *self._models]
+
+    def hold(self, model: Any) -> str:
+        """Keeps a model that is in memory already until it is released. Returns its name, which no other ever gets:
+        what was computed of a model before it was changed is not taken for what it gives now."""
+        with self._lock:
+            self._n_held += 1
+            number = "" if self._n_held == 1 else f" {self._n_held}"
+            name = f"{model.cfg.model_name} (in memory{number})"
+            self._held[name] = model
+            return name
+
+    def release(self, name: str) -> None:
+        """Lets go of a model that was held."""
+        with self._lock:
+            self._held.pop(name, None)
 
     @contextmanager
     def computing(self, model: Any, job: Job) -> Iterator[None]:

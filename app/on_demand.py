@@ -12,7 +12,7 @@ from dash import Dash, Input, Output, State, html
 from workbench.app.components import card
 from workbench.app.jobs import Task
 from workbench.app.messages import error_message
-from workbench.app.recipes import Recipe
+from workbench.app.recipes import AnyRecipe
 from workbench.app.services import Services
 from workbench.app.state import View
 
@@ -54,7 +54,7 @@ class OnDemand:
             Output(f"{self.name}-message", "children"),
         )
 
-    def state(self, services: Services, view: View, recipe: Recipe) -> tuple[tuple[bool, bool, Any], Any]:
+    def state(self, services: Services, view: View, recipe: AnyRecipe) -> tuple[tuple[bool, bool, Any], Any]:
         """What of the card is seen, and the result where there is one, else None."""
         if self.name not in view.asked:
             return (False, True, []), None
@@ -64,7 +64,7 @@ class OnDemand:
         result = services.jobs.result(recipe.key(view))
         return (result is not None, result is None, []), result
 
-    def tasks(self, services: Services, view: View, recipe: Recipe) -> list[Task]:
+    def tasks(self, services: Services, view: View, recipe: AnyRecipe) -> list[Task]:
         """What must be computed for it: nothing before it is asked for."""
         return [services.task(view, recipe, optional=True)] if self.name in view.asked else []
 

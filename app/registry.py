@@ -9,7 +9,9 @@ Each is a module with a NAME (in the URL), TITLE, EXPLANATION, DEFINITIONS, and
 - ``register(app, services)``: its callbacks.
 """
 
-from workbench.app.pages import attribution, heads, induction, lens, pattern, sinks, what_if
+from workbench.app.pages import (
+    attribution, compare, generation, heads, induction, lens, pattern, result, sinks, what_if,
+)  # fmt: skip
 
-PAGES = (heads, pattern, induction, sinks, attribution, what_if, lens)
+PAGES = (heads, pattern, induction, sinks, attribution, what_if, lens, generation, compare, result)
 BY_NAME = {page.NAME: page for page in PAGES}

@@ -14,7 +14,7 @@ from dash.exceptions import DependencyException
 
 Accepted = tuple[type, ...]
 
-UPDATE = "/_dash-update-component"
+UPDATE, EXPORT = "/_dash-update-component", "/export"
 _NOTHING = type(None)
 _NUMBER: Accepted = (int, float)
 _EVENT: Accepted = (dict, _NOTHING)
@@ -37,8 +37,16 @@ _STORES: dict[str, Accepted] = {
     "asked": (list, _NOTHING),
     "typed-part": (list,),
     "opened-head": (*_NUMBER, _NOTHING),
+    "typed-other": (dict,),
     "tick": _NUMBER,
-} | dict.fromkeys(("page", "view", "ready", "scheme", "session", "own-prompts", "typed-prompts"), (str,))
+    "chosen-files": (list,),
+} | dict.fromkeys(
+    (
+        "page", "opened", "export-problem", "view", "ready", "scheme", "session", "own-prompts", "typed-prompts",
+        "chosen-other-model", "chosen-other-text",
+    ),
+    (str,),
+)  # fmt: skip
 
 
 def guard(app: Dash, host: str) -> None:
@@ -48,7 +56,10 @@ def guard(app: Dash, host: str) -> None:
         """No web page elsewhere can reach the server under its name."""
         asked = flask.request.host.rpartition(":")[0] if ":" in flask.request.host else flask.request.host
         origin = flask.request.headers.get("Origin")
-        if asked not in (host, "localhost") or (origin is not None and origin != f"http://{flask.request.host}"):
+        # A link to a page may come from anywhere; what only a page asks for may not.
+        foreign = flask.request.headers.get("Sec-Fetch-Site") == "cross-site" and flask.request.path == EXPORT
+        own_origin = origin is None or origin == f"http://{flask.request.host}"
+        if asked not in (host, "localhost") or not own_origin or foreign:
             return flask.Response("This server answers only to its own page.", status=403)
         return None
 

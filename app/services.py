@@ -11,7 +11,8 @@ from dash.exceptions import PreventUpdate
 
 from workbench.app.jobs import Job, JobRunner, Task
 from workbench.app.models import ModelStore
-from workbench.app.recipes import Recipe
+from workbench.app.opened import OpenedResults
+from workbench.app.recipes import AnyRecipe, Compared, Opened, Recipe
 from workbench.app.state import TextStore, View, from_query
 
 
@@ -29,6 +30,7 @@ class Services:
         self.known_models = dict(known_models)
         self.jobs = JobRunner()
         self.texts = TextStore()
+        self.opened = OpenedResults()
 
     def view(self, query: str) -> View:
         """The view behind the string that the pages pass around."""
@@ -57,8 +59,16 @@ class Services:
 
         return ScoreMemory()
 
-    def task(self, view: View, recipe: Recipe) -> Task:
-        """What computes a recipe for a view. The same result is the same task."""
+    def task(self, view: View, recipe: AnyRecipe, *, optional: bool = False) -> Task:
+        """What computes a recipe for a view. The same result is the same task.
+
+        Args:
+            optional: its card says what it fails with, and the page goes on without it.
+        """
+        if isinstance(recipe, Opened):
+            return Task(recipe.key(view), recipe.title, lambda job: self.opened.get(recipe.name))
+        if isinstance(recipe, Compared):
+            return Task(recipe.key(view), recipe.title, lambda job: self._compare(view, recipe, job), optional)
         model_name = recipe.model_of(view)
 
         def work(job: Job) -> Any:
@@ -66,13 +76,30 @@ class Services:
             with self.models.computing(model, job), stoppable(model, job):
                 return recipe.run(model, view, self.text(view, recipe), job.report, self.scores)
 
-        return Task(recipe.key(view), recipe.title, work)
+        return Task(recipe.key(view), recipe.title, work, optional)
 
-    def text(self, view: View, recipe: Recipe) -> str:
-        """The words that a recipe reads. Raises WorkbenchError where this server no longer has them."""
-        return self.texts.get(recipe.text_of(view))
+    def _compare(self, view: View, recipe: Compared, job: Job) -> Any:
+        """Puts two results beside each other, and computes first what of them there is not."""
+        results = []
+        for part in recipe.parts:
+            kept = self.jobs.result(part.key(view))
+            results.append(self.task(view, part).work(job) if kept is None else kept)
+        return recipe.run(results)
 
-    def result(self, view: View, recipe: Recipe) -> Any:
+    def text(self, view: View, recipe: AnyRecipe) -> Any:
+        """The words that a recipe reads, of a comparison those of both sides.
+
+        Raises:
+            WorkbenchError: this server no longer has them.
+        """
+        from workbench.analyses.inputs import shuffled_words
+
+        if isinstance(recipe, Compared):
+            return tuple(self.text(view, part) for part in recipe.parts)
+        words = self.texts.get(recipe.text_of(view))
+        return shuffled_words(words) if isinstance(recipe, Recipe) and recipe.shuffled else words
+
+    def result(self, view: View, recipe: AnyRecipe) -> Any:
         """The result of a recipe. Raises PreventUpdate where it is not done, as its page is drawn once it is."""
         result = self.jobs.result(recipe.key(view))
         if result is None:

@@ -9,7 +9,7 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update, set_props
 from dash.exceptions import PreventUpdate
 
-from workbench.app import registry
+from workbench.app import exports, registry
 from workbench.app.components import message
 from workbench.app.jobs import Job
 from workbench.app.messages import error_message
@@ -40,6 +40,7 @@ def register(app: Dash, services: Services) -> None:
     _register_view(app, services)
     _register_pages(app)
     _register_jobs(app, services)
+    exports.register(app, services)
     for page in registry.PAGES:
         page.register(app, services)
 
@@ -179,7 +180,10 @@ def _register_jobs(app: Dash, services: Services) -> None:
     def say_what_is_shown(ready: str, query: str) -> Any:
         view = services.view(query)
         model = services.models.loaded(view.model)
-        result = services.jobs.result(registry.BY_NAME[view.page].tasks(services, view)[0].key)
+        tasks = registry.BY_NAME[view.page].tasks(services, view)
+        result = services.jobs.result(tasks[0].key) if tasks else None
+        if result is not None and view.page == "result":  # of a model that may not be here
+            return facts(None, result.provenance), no_update, no_update
         if model is None or result is None:
             raise PreventUpdate
         return facts(model.cfg, result.provenance), model.cfg.n_layers - 1, model.cfg.n_heads - 1
@@ -262,7 +266,8 @@ def view_of(default: View, given: dict, values: dict[str, Any]) -> View:
 def progress_of(services: Services, view: View, session: str, ready: str, *, again: bool) -> tuple:
     """Brings the view's next unfinished task on its way and says where it stands; values for ``follow``'s outputs."""
     done: list[str] = []
-    for task in registry.BY_NAME[view.page].tasks(services, view):
+    while waiting := [task for task in registry.BY_NAME[view.page].tasks(services, view) if task.key not in done]:
+        task = waiting[0]  # what comes behind it may depend on its result
         if services.jobs.result(task.key) is None:
             job = services.jobs.request(session, task, again=again)
             job.wait(AT_ONCE_SECONDS)
@@ -288,7 +293,8 @@ def _unfinished(job: Job) -> tuple:
 def facts(cfg: Any, provenance: Any) -> list[Any]:
     """What is analysed, in two lines: model and tokens, then weights and BOS."""
     sequences = f"{provenance.n_sequences} sequences, " if provenance.n_sequences > 1 else ""
-    sizes = f" · {cfg.n_layers} layers × {cfg.n_heads} heads · {sequences}{provenance.n_tokens:,} tokens"
+    heads = f" · {cfg.n_layers} layers × {cfg.n_heads} heads" if cfg is not None else ""
+    sizes = f"{heads} · {sequences}{provenance.n_tokens:,} tokens"
     return [
         html.Div([html.Strong(provenance.model_name), sizes]),
         html.Div(f"{provenance.weights} · {provenance.bos}", className="context-weights", title=provenance.weights),

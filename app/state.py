@@ -24,7 +24,7 @@ from workbench.analyses.labels import (
 from workbench.errors import WorkbenchError
 
 VERSION = "1"
-PAGES = ("heads", "pattern", "induction", "sinks", "attribution", "what-if", "lens", "generation", "result")
+PAGES = ("heads", "pattern", "induction", "sinks", "attribution", "what-if", "lens", "generation", "compare", "result")
 ON_DEMAND = ("circuit", "copying", "massive", "streaming", "purpose")  # cards that are computed when they are asked for
 MOST_OFF = 200  # parts that are switched off at once
 # In the demo model's language: names, an invented word and a list come back after various distances.
@@ -59,6 +59,10 @@ class View:
         target, foil: words whose logits are held against each other; empty ones are the analysis's choice.
         new_tokens, temperature, draw: of a generation, where ``draw`` is the seed.
         step: of the generation, the one that is looked at.
+        other_model, other_text: what the view is compared with; empty where that has the same model or text. Where all
+            is the same, it has the text's words in another order.
+        other_layer, other_head: the head that is compared; None is the same.
+        compared_score: the score by which heads are compared.
         asked: the cards on demand that were asked for, some of ON_DEMAND.
         opened: a saved result that was opened; its name in ``Services.opened``.
     """
@@ -101,6 +105,11 @@ class View:
     step: int = 0
     step_score: str = "prompt_mass"
     asked: tuple[str, ...] = ()
+    other_model: str = ""
+    other_text: str = ""
+    other_layer: int | None = None
+    other_head: int | None = None
+    compared_score: str = "prefix_matching"
     opened: str = ""
 
     @property
@@ -207,6 +216,11 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "step": ("step", _integer(0, MOST_NEW)),
     "look": ("step_score", _choice(*GENERATION_SCORES)),
     "asked": ("asked", _asked),
+    "other-model": ("other_model", _words(MAX_NAME)),
+    "other-text": ("other_text", _words(MAX_INLINE)),
+    "other-layer": ("other_layer", _integer(0, 9999)),
+    "other-head": ("other_head", _integer(0, 9999)),
+    "compared": ("compared_score", _choice(*HEAD_SCORES)),
     "opened": ("opened", _words(120)),
 }
 

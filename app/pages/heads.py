@@ -13,7 +13,7 @@ from workbench.analyses.labels import HEAD_SCORES
 from workbench.app.components import card, empty_figure, graph, on_card, select, table
 from workbench.app.jobs import Task
 from workbench.app.pages.pattern import description, resolution
-from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, chosen_head, pattern_of
+from workbench.app.recipes import HEAD_STATISTICS, AnyRecipe, Shown, chosen_head, pattern_of
 from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import Services
 from workbench.app.state import View
@@ -92,7 +92,7 @@ def preview_of(view: View, max_cells: int, off: tuple[str, ...] = ()) -> Shown:
 
 
 def tasks(services: Services, view: View) -> list[Task]:
-    recipes: list[Recipe] = [HEAD_STATISTICS]
+    recipes: list[AnyRecipe] = [HEAD_STATISTICS]
     if view.has_head:
         recipes.append(figures(view)["heads-pattern"].recipe)
     return [services.task(view, recipe) for recipe in recipes]
