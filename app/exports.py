@@ -19,7 +19,7 @@ from workbench.analyses.figures import PRESETS
 from workbench.app import registry
 from workbench.app.components import message
 from workbench.app.notebooks import notebook
-from workbench.app.recipes import AnyRecipe, Recipe, Shown
+from workbench.app.recipes import AnyRecipe, Opened, Recipe, Shown
 from workbench.app.requests import EXPORT
 from workbench.app.services import Services
 from workbench.app.state import View
@@ -69,8 +69,9 @@ def export(services: Services, view: View, figure: str, format: str, preset: str
     name = file_name(view, shown, figure, result)
     if format == "result":
         code = shown.code(view, services.text(view, shown.recipe), result)
-        files = {f"{name}{suffix}": content for suffix, content in result.to_files().items()}
-        return File(f"{name}_result.zip", _zip(files | {f"{name}.py": code.encode("utf-8", "replace")}), MIME[format])
+        stem = shown.recipe.name if isinstance(shown.recipe, Opened) else f"{name}_result"
+        files = {f"{stem}{suffix}": content for suffix, content in result.to_files().items()}
+        return File(f"{name}_result.zip", _zip(files | {f"{stem}.py": code.encode("utf-8", "replace")}), MIME[format])
     if format == "py":
         code = shown.code(view, services.text(view, shown.recipe), result)
         return File(f"{name}.py", code.encode("utf-8", "replace"), MIME[format])
@@ -87,13 +88,17 @@ def _drawn(services: Services, view: View, shown: Shown, result: Any, name: str,
         content = f'{{"figure": {to_draw.to_json()}, "options": {json.dumps(options)}}}'.encode()
         return File(f"{name}.{format}", content, MIME[format])
     if format != "csv":
-        return File(f"{name}.{format}", figures.figure_file(drawn, format, preset=preset, name=name), MIME[format])
+        try:
+            content = figures.figure_file(drawn, format, preset=preset, name=name)
+        except figures.ExportError as error:
+            raise WorkbenchError(f"{error}. SVG and PNG need neither from here: the page draws them itself.") from None
+        return File(f"{name}.{format}", content, MIME[format])
     numbers = figures.numbers_of(drawn)
     if numbers.size > MOST_CELLS:
         raise WorkbenchError(f"the figure has {numbers.size:,} numbers, too many for a CSV file; save the result")
     about = json.dumps(sidecar(services, view, shown, result), indent=1, ensure_ascii=False, default=list)
     table = numbers.to_csv(index=False).encode("utf-8", "replace")
-    files = {f"{name}.csv": table, f"{name}.json": about.encode("utf-8", "replace")}
+    files = {f"{name}_numbers.csv": table, f"{name}_numbers.json": about.encode("utf-8", "replace")}
     return File(f"{name}_numbers.zip", _zip(files), MIME[format])
 
 

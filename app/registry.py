@@ -10,8 +10,17 @@ Each is a module with a NAME (in the URL), TITLE, EXPLANATION, DEFINITIONS, and
 """
 
 from workbench.app.pages import (
-    attribution, compare, generation, heads, induction, lens, pattern, result, sinks, what_if,
-)  # fmt: skip
+    attribution,
+    compare,
+    generation,
+    heads,
+    induction,
+    lens,
+    pattern,
+    result,
+    sinks,
+    what_if,
+)
 
 PAGES = (heads, pattern, induction, sinks, attribution, what_if, lens, generation, compare, result)
 BY_NAME = {page.NAME: page for page in PAGES}
