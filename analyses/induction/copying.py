@@ -56,7 +56,9 @@ class CopyingScores(Result):
         )
         return "\n".join(lines)
 
-    def _draw_map(self, *, score: str = "in_situ", theme: str = "light") -> Drawing:
+    def _draw_map(
+        self, *, score: str = "in_situ", chosen: tuple[int, int] | None = None, theme: str = "light"
+    ) -> Drawing:
         from workbench.analyses import figures
 
         if score not in COPYING_SCORES:
@@ -64,9 +66,10 @@ class CopyingScores(Result):
         label = figures.axis_label(COPYING_SCORES[score].lower(), self.quantities[score].unit)
         shares = score == "top_share"
         figure = figures.head_map(
-            self[score], label=label, signed=not shares, upper=1.0 if shares else None, theme=theme
+            self[score], label=label, signed=not shares, upper=1.0 if shares else None, chosen=chosen, theme=theme
         )
-        return Drawing(figure, f"{COPYING_SCORES[score]}, every head", self.define(score))
+        note = self.define(score) + figures.framed(chosen)
+        return Drawing(figure, f"{COPYING_SCORES[score]}, every head", note)
 
     def _draw_scatter(self, *, theme: str = "light") -> Drawing:
         from workbench.analyses import figures

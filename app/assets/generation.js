@@ -28,24 +28,25 @@
   // The last number that a figure's event stands for: a column of the map, or a point of a curve.
   const clicked = (event) => event && event.points.length && Math.round(event.points[0].x);
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside);
-  window.dash_clientside.workbench = Object.assign({}, window.dash_clientside.workbench, {
-    chooseStep: function (typed, slider, back, on, curves, head) {
-      const { no_update, callback_context } = window.dash_clientside;
-      if (callback_context.triggered_id === "step") {
-        current = Number(typed) || 0;
-        return [no_update, current];
-      }
-      const to = {
-        "step-slider": slider,
-        "step-back": current - 1,
-        "step-on": current + 1,
-        "step-curves": clicked(curves),
-        "step-head": clicked(head),
-      }[callback_context.triggered_id];
-      if (!Number.isInteger(to) || within(to) === current) return [no_update, no_update];
-      current = within(to);
-      return [current, current];
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    generation: {
+      chooseStep: function (typed, slider, back, on, curves, head) {
+        const { no_update, callback_context } = window.dash_clientside;
+        if (callback_context.triggered_id === "step") {
+          current = Number(typed) || 0;
+          return [no_update, current];
+        }
+        const to = {
+          "step-slider": slider,
+          "step-back": current - 1,
+          "step-on": current + 1,
+          "step-curves": clicked(curves),
+          "step-head": clicked(head),
+        }[callback_context.triggered_id];
+        if (!Number.isInteger(to) || within(to) === current) return [no_update, no_update];
+        current = within(to);
+        return [current, current];
+      },
     },
   });
 })();

@@ -86,7 +86,14 @@ def layout(view: View) -> list[Any]:
             number("step", "Step", view.step, high=MOST_NEW),
             html.Div(
                 dmc.Slider(
-                    id="step-slider", value=view.step, min=0, max=1, step=1, size="sm", thumbLabel="Step", label=None
+                    id="step-slider",
+                    value=view.step,
+                    min=0,
+                    max=max(view.new_tokens - 1, 1),
+                    step=1,
+                    size="sm",
+                    thumbLabel="Step",
+                    label=None,
                 ),
                 className="step-slider",
             ),
@@ -237,7 +244,7 @@ def register(app: Dash, services: Services) -> None:
         )  # fmt: skip
 
     app.clientside_callback(
-        ClientsideFunction("workbench", "chooseStep"),
+        ClientsideFunction("generation", "chooseStep"),
         Output("step", "value", allow_duplicate=True),
         Output("step-slider", "value"),
         Input("step", "value"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, html
+from dash import Dash, Input, Output, html, no_update
 
-from workbench.analyses.labels import INDUCTION_SCORES
-from workbench.app.components import card, graph, number, on_card, plain_table, tiles
+from workbench.analyses.labels import COPYING_SCORES, INDUCTION_SCORES
+from workbench.app.components import about_score, card, graph, number, on_card, plain_table, tiles
 from workbench.app.jobs import Task
+from workbench.app.on_demand import OnDemand
 from workbench.app.recipes import Recipe, Shown, chosen_head
-from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
+from workbench.app.selection import LAYER_HEIGHT, choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import Services
 from workbench.app.state import View
 
@@ -43,6 +44,12 @@ DEFINITIONS = (
         "other sequences (those of the next seed), or by zeros. Random heads of the same layers are the controls.",
     ),
     (
+        "Direct path, patterns kept",
+        "Parts of the effect of mean ablation. Direct path: what the head does past all later heads and MLPs, which "
+        "write what they wrote. Patterns kept: what is left when all attention stays as it was (Olsson et al. 2022); "
+        "the effect less that is what the head does by telling others where to look.",
+    ),
+    (
         "With peers",
         "The loss with all heads of the pattern ablated, less that with all but this one: what the head does once "
         "nobody can stand in for it.",
@@ -53,6 +60,18 @@ DEFINITIONS = (
         "that is more. Induction: ablating the head alone costs so much. Redundant: it does once its peers are gone. "
         "Anti-induction: ablating it helps so much. Pattern only: it attends like one, and has no such effect. No "
         "pattern: its prefix matching is below 0.3.",
+    ),
+    (
+        "Circuit",
+        "An induction head finds a token whose predecessor was the present one, so an earlier head must have written "
+        "there what the predecessor was. Each of the heads with the highest previous-token score is taken out of the "
+        "keys of each induction head alone (path patching; Goldowsky-Dill et al. 2023), and prefix matching falls "
+        "where it feeds them. Controls are heads that do not look at the previous token.",
+    ),
+    (
+        "Copying",
+        "The logit that a head’s output gives to the tokens it attends to, by their weights, less the mean over the "
+        "vocabulary; in the second copy of the random tokens.",
     ),
 )
 TALL = 400
@@ -81,30 +100,65 @@ def layout(view: View) -> list[Any]:
         graph("induction-ablation", "Change of the repeated tokens' loss when a head is ablated", TALL),
         note=html.Span("", id="induction-ablation-note"),
     )
-    verdicts = card("Verdicts", html.Div(id="induction-verdicts"))
+    verdicts = card("Verdicts", html.Div(id="induction-verdicts", style={"overflowX": "auto"}))
+    circuit = CIRCUIT.card(
+        graph("induction-circuit", "Previous-token heads at the left, induction heads at the right", TALL),
+        note=html.Span("", id="circuit-note"),
+    )
+    copying = COPYING.card(
+        graph("induction-copying", "Map of all heads, coloured by how much they raise the tokens they attend to", TALL),
+        note=html.Span("", id="copying-note"),
+    )
     return [
         options,
         html.Div(id="induction-tiles"),
-        html.Div([scores, loss, ablation, verdicts], className="columns"),
+        html.Div([scores, loss, ablation, verdicts, circuit, copying], className="columns"),
     ]
 
 
+CIRCUIT = OnDemand(
+    "circuit",
+    "The circuit",
+    "Trace the circuit",
+    "Which earlier heads tell the induction heads where to look: each is taken out of their keys in turn. Some twenty "
+    "runs over the random tokens above: seconds on the demo model, minutes where there are hundreds of heads.",
+)
+COPYING = OnDemand(
+    "copying",
+    "Do heads copy what they look at?",
+    "Measure copying",
+    "How much each head raises the logits of the tokens that it attends to. One run over the random tokens, and a pass "
+    "over the vocabulary.",
+)
+
+
 def heads_on_random_tokens(view: View) -> Recipe:
+    return on_random_tokens("induction_heads", "Induction heads", view)
+
+
+def on_random_tokens(analysis: str, title: str, view: View) -> Recipe:
     options = {"length": view.length, "n_sequences": view.sequences, "seed": view.seed}
-    return Recipe("induction_heads", "Induction heads", reads="nothing", options=options)
+    return Recipe(analysis, title, reads="nothing", options=options)
 
 
 def figures(view: View) -> dict[str, Shown]:
-    recipe = heads_on_random_tokens(view)
+    recipe, chosen = heads_on_random_tokens(view), chosen_head(view)
     return {
-        "induction-map": Shown(recipe, "map", {"score": view.induction_score, "chosen": chosen_head(view)}),
+        "induction-map": Shown(recipe, "map", {"score": view.induction_score, "chosen": chosen}),
         "induction-loss": Shown(recipe, "loss"),
         "induction-ablation": Shown(recipe, "ablation"),
+        "induction-circuit": Shown(on_random_tokens("induction_circuit", "The circuit", view), "circuit"),
+        "induction-copying": Shown(on_random_tokens("copying_scores", "Copying", view), "map", {"chosen": chosen}),
     }
 
 
 def tasks(services: Services, view: View) -> list[Task]:
-    return [services.task(view, heads_on_random_tokens(view))]
+    shown = figures(view)
+    return [
+        services.task(view, heads_on_random_tokens(view)),
+        *CIRCUIT.tasks(services, view, shown["induction-circuit"].recipe),
+        *COPYING.tasks(services, view, shown["induction-copying"].recipe),
+    ]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -131,7 +185,35 @@ def register(app: Dash, services: Services) -> None:
             verdict_table(result),
         )
 
-    choose_on_click(app, ("induction-map", "clickData"))
+    @app.callback(*CIRCUIT.outputs, Output("induction-circuit", "figure"), Output("circuit-note", "children"), *drawn)
+    def draw_circuit(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        shown = figures(view)["induction-circuit"]
+        state, result = CIRCUIT.state(services, view, shown.recipe)
+        if result is None:
+            return *state, no_update, no_update
+        return *state, on_card(shown.draw(result, scheme), TALL, revision="circuit"), about_circuit(result)
+
+    @app.callback(
+        *COPYING.outputs,
+        Output("induction-copying", "figure"),
+        Output("induction-copying", "style"),
+        Output("copying-note", "children"),
+        *drawn,
+    )
+    def draw_copying(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        shown = figures(view)["induction-copying"]
+        state, result = COPYING.state(services, view, shown.recipe)
+        if result is None:
+            return *state, no_update, no_update, no_update
+        tall = max(TALL, LAYER_HEIGHT * len(result["in_situ"]) + 90)
+        about = about_score(COPYING_SCORES["in_situ"], result.quantities["in_situ"])
+        return *state, on_card(shown.draw(result, scheme), tall, revision="copying"), {"height": f"{tall}px"}, about
+
+    CIRCUIT.register(app)
+    COPYING.register(app)
+    choose_on_click(app, ("induction-map", "clickData"), ("induction-copying", "clickData"))
 
 
 def numbers_that_matter(result: Any) -> html.Div:
@@ -157,21 +239,28 @@ def about_ablation(result: Any) -> str:
     return f"No other head of these layers is free of the pattern, so there are no controls. {means}"
 
 
+def about_circuit(result: Any) -> str:
+    """Who feeds whom, in the words of the result."""
+    return " ".join(result.summary().splitlines()[1:])
+
+
 def verdict_table(result: Any) -> Any:
     rows = []
     for place, name in enumerate(result.coordinates["ablated"]):
         layer, head = result["ablated_head"][place]
         rows.append(
             (
-                name,
+                [name, html.Div(str(result["verdict"][place]), className="muted")],
                 f"{result['prefix_matching'][layer, head]:.3f}",
                 signed(result["mean_effect"][place]),
                 signed(result["zero_effect"][place]),
+                signed(result["direct_effect"][place]),
+                signed(result["patterns_kept_effect"][place]),
                 signed(result["peer_effect"][place]),
-                str(result["verdict"][place]),
             )
         )
-    titles = ("Head", "Prefix matching", "Mean ablation", "Zero ablation", "With peers", "Verdict")
+    effects = ("Mean ablation", "Zero ablation", "Direct path", "Patterns kept", "With peers")
+    titles = ("Head, verdict", "Prefix matching", *effects)
     return plain_table(titles, rows, caption="Effects are changes of the repeated tokens' loss, in nats per token.")
 
 

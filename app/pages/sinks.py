@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, html
+from dash import Dash, Input, Output, html, no_update
 
 from workbench.analyses.labels import SINK_SCORES
 from workbench.app.components import card, empty_figure, graph, on_card, plain_table, tiles
 from workbench.app.jobs import Task
+from workbench.app.on_demand import OnDemand
 from workbench.app.recipes import SINK_LENGTH, Recipe, Shown, chosen_head
 from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
 from workbench.app.services import Services
@@ -34,8 +35,50 @@ DEFINITIONS = (
         "‖v‖, or ‖v W_O‖ after the output projection, at the sink over that of the median key. Well below 1, the head "
         "looks there and takes little from it.",
     ),
+    (
+        "Massive activations",
+        "Elements of the residual stream with |x| > 100 and > 1000 × the median |x| of their depth (Sun et al. 2024); "
+        "depth 0 is the embedding.",
+    ),
+    (
+        "Streaming",
+        "Loss when only so many tokens are remembered: the last ones (window), the first 4 and the last (sink tokens + "
+        "recent; Xiao et al. 2023), as many tokens from the middle in place of the first (the control), or the window "
+        "read anew for every query. Excess is the loss less that with sink tokens.",
+    ),
+    (
+        "What the sink is for",
+        "Later queries lose the edge to the sink, its value, or get the value’s mean over other texts. No-op: dropping "
+        "the value changes nothing. Implicit bias: dropping it does, the constant does not (Sun et al. 2024). Carries "
+        "information: both do. The same edits of a key beside it are the control.",
+    ),
 )
 TALL = 400
+WINDOW, STREAMED = 64, 257  # tokens that are remembered, and that are read
+EDITED = (20, SINK_LENGTH)  # sequences, as many as intervals need, and tokens of each
+MASSIVE = OnDemand(
+    "massive",
+    "What makes it a sink",
+    "Look for massive activations",
+    "The largest elements of the residual stream at every depth, at the sink and elsewhere. One run over the "
+    "sequences, one at a time.",
+)
+STREAMING = OnDemand(
+    "streaming",
+    "Forgetting, with and without the sink",
+    "Run the streaming experiment",
+    f"The loss while only {WINDOW} tokens are remembered, in four ways, and with all of them. The first {STREAMED} "
+    f"tokens are read; of a shorter text, over and over. Five times over {STREAMED} tokens and their keys and values: "
+    "seconds on the demo model, a minute on larger ones.",
+)
+PURPOSE = OnDemand(
+    "purpose",
+    "What the sink is for",
+    "Cut the sink",
+    f"What the loss becomes without the sink’s edges, without its value, or with a constant instead, in {EDITED[0]} "
+    f"sequences of {EDITED[1]} tokens; a shorter text is taken over and over. Some 50 runs over them: seconds on the "
+    "demo model, minutes on larger ones.",
+)
 
 
 def layout(view: View) -> list[Any]:
@@ -51,10 +94,24 @@ def layout(view: View) -> list[Any]:
         note="Left of 1: what the head reads at the sink is smaller than what it reads elsewhere.",
     )
     kinds = card("Which tokens become sinks", html.Div(id="sinks-kinds"))
-    return [html.Div(id="sinks-tiles"), html.Div([heads, positions, norms, kinds], className="columns")]
+    on_demand = [
+        asked.card(graph(f"sinks-{asked.name}", asked.title, TALL), note=html.Span("", id=f"{asked.name}-note"))
+        for asked in (MASSIVE, STREAMING, PURPOSE)
+    ]
+    cards = [heads, positions, norms, kinds, *on_demand]
+    return [html.Div(id="sinks-tiles"), html.Div(cards, className="columns")]
 
 
 SINKS = Recipe("attention_sinks", "Attention sinks", reads="sequences", options={"n_tokens": SINK_LENGTH})
+ACTIVATIONS = Recipe("massive_activations", "Massive activations", reads="sequences")
+FORGETTING = Recipe(
+    "streaming_perplexity",
+    "Streaming",
+    reads="filled",
+    filling=(1, STREAMED),
+    options={"window": WINDOW, "recompute_every": 4},
+)
+EDITS = Recipe("sink_interventions", "Cutting the sink", reads="filled", filling=EDITED, options={"n_heads": 4})
 
 
 def figures(view: View) -> dict[str, Shown]:
@@ -62,11 +119,20 @@ def figures(view: View) -> dict[str, Shown]:
         "sinks-map": Shown(SINKS, "map", {"score": view.sink_score, "chosen": chosen_head(view)}),
         "sinks-positions": Shown(SINKS, "positions"),
         "sinks-norms": Shown(SINKS, "norms"),
+        "sinks-massive": Shown(ACTIVATIONS, "magnitudes"),
+        "sinks-streaming": Shown(FORGETTING, "curves"),
+        "sinks-purpose": Shown(EDITS, "heads"),
     }
 
 
 def tasks(services: Services, view: View) -> list[Task]:
-    return [services.task(view, SINKS)]
+    shown = figures(view)
+    further = [
+        task
+        for asked in (MASSIVE, STREAMING, PURPOSE)
+        for task in asked.tasks(services, view, shown[f"sinks-{asked.name}"].recipe)
+    ]
+    return [services.task(view, SINKS), *further]
 
 
 def register(app: Dash, services: Services) -> None:
@@ -95,7 +161,45 @@ def register(app: Dash, services: Services) -> None:
             score_options(result),
         )
 
+    for asked in (MASSIVE, STREAMING, PURPOSE):
+        _register_on_demand(app, services, asked)
     choose_on_click(app, ("sinks-map", "clickData"), ("sinks-norms", "clickData"))
+
+
+def _register_on_demand(app: Dash, services: Services, asked: OnDemand) -> None:
+    name = f"sinks-{asked.name}"
+
+    @app.callback(
+        *asked.outputs,
+        Output(name, "figure"),
+        Output(f"{asked.name}-note", "children"),
+        Input("ready", "data"),
+        Input("view", "data"),
+        Input("scheme", "data"),
+    )
+    def draw(ready: str, query: str, scheme: str) -> Any:
+        view = services.view_on(NAME, query)
+        shown = figures(view)[name]
+        state, result = asked.state(services, view, shown.recipe)
+        if result is None:
+            return *state, no_update, no_update
+        about = purposes(result) if asked is PURPOSE else in_words(result)
+        return *state, on_card(shown.draw(result, scheme), TALL, revision=name), about
+
+    asked.register(app)
+
+
+def purposes(result: Any) -> list[Any]:
+    """What the sink is for, in all layers and by head."""
+    heads = [f"{verdict}: {', '.join(names)}" for verdict, names in result.heads_by_verdict().items()]
+    lines = f"All layers: {result.verdict('all layers')}.", f"By head: {'; '.join(heads)}."
+    return [html.Div(f"Of {result.provenance.inputs}."), *(html.Div(line) for line in lines)]
+
+
+def in_words(result: Any) -> list[Any]:
+    """What a result says of itself, one sentence a line."""
+    lines = result.summary().splitlines()[1:]  # the first is the provenance
+    return [html.Div(f"Of {result.provenance.inputs}."), *(html.Div(line) for line in lines)]
 
 
 def score_options(result: Any) -> list[dict[str, Any]]:
