@@ -22,16 +22,22 @@ def card(
 ) -> html.Section:
     """A titled box. ``controls`` stand at the right of the title, ``note`` small below the content.
 
-    Each figure in it gets a menu of the files that it can be exported as.
+    Each figure in it gets a menu of the files that it can be exported as, and a card with figures can fill the window.
     """
     graphs = [part.id for part in html.Div(list(content))._traverse() if isinstance(part, dcc.Graph)]
-    beside = [*controls, *map(export_menu, graphs)]
+    beside = [*controls, *map(export_menu, graphs), *([_maximise()] if graphs else [])]
     head = html.Div(
         [html.H2(title, className="card-title"), html.Div(beside, className="card-controls")],
         className="card-head",
     )
     foot = [] if note is None else [html.Div(note, className="card-note")]
     return html.Section([head, *content, *foot], className=f"card {className}")
+
+
+def _maximise() -> html.Button:
+    """Lets its card fill the window; maximise.js listens."""
+    said = {"aria-label": "Fill the window", "aria-pressed": "false"}
+    return html.Button(className="maximise", title="Fill the window (Esc: back)", type="button", **said)
 
 
 def graph(id: str, label: str, height: int, *, square: bool = False) -> html.Div:
@@ -79,8 +85,8 @@ def export_menu(figure: str) -> dmc.Menu:
                     *pictures,
                     item("Page to explore (HTML)", "html"),
                     dmc.MenuLabel("Numbers"),
-                    item("Numbers drawn (CSV, with a JSON about them)", "csv"),
-                    item("Save result (npz and JSON, opens here again)", "result"),
+                    item("Numbers drawn (CSV and JSON, zipped)", "csv"),
+                    item("Result, to open again (npz, JSON)", "result"),
                     dmc.MenuLabel("Code"),
                     item("Python that makes it", "py"),
                 ]
@@ -220,7 +226,7 @@ def tiles(*entries: tuple[str, str, str]) -> html.Div:
     )
 
 
-def plain_table(titles: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> html.Table:
+def plain_table(titles: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> html.Table:
     """A small table; the first column names the rows."""
     body = [html.Tr([html.Th(row[0], scope="row"), *(html.Td(cell) for cell in row[1:])]) for row in rows]
     head = html.Thead(html.Tr([html.Th(title, scope="col") for title in titles]))
@@ -245,7 +251,7 @@ def about_score(label: str, quantity: Any) -> list[Any]:
 
 
 def message(kind: str, title: str, text: str, *, details: str = "") -> dmc.Alert:
-    """A message in words: what happened, and what to do. ``kind`` is "error" or "notice"."""
+    """A message in words: what happened, and what to do. ``kind`` is "error", "notice" or "question"."""
     more = []
     if details:
         more = [html.Details([html.Summary("Details for a report"), html.Pre(details)], className="details")]

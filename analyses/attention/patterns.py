@@ -182,7 +182,7 @@ class HeadPattern(Result):
         what = "‖p v W<sub>O</sub>‖" if "value_weighted" in self else "weight"
         rows, columns = self.settings["block"]
         if self.has_words:
-            what = f"{what}: sum over the word’s keys, mean over its queries"
+            what += ", by words"
         elif not self.is_exact:
             what = f"{self.settings['pooling']} {what} of {rows} × {columns} block"
         return what + (", token 0 left out" if self.settings.get("without_first") else "")

@@ -195,7 +195,7 @@
     if (event.target.id !== "pattern-cells" || event.ctrlKey || event.metaKey || event.altKey) return;
     if (STEPS[event.key]) walk(STEPS[event.key], event.shiftKey);
     else if (event.key === "Enter") zoomIn();
-    else if (event.key === "Escape" && !event.target.closest(".maximised")) document.getElementById("zoom-out").click();
+    else if (event.key === "Escape") document.getElementById("zoom-out").click();
     else return;
     event.preventDefault();
   });

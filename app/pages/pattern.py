@@ -34,8 +34,8 @@ CONTROLS = {
     "queries": ("queries", "data"),
     "keys": ("keys", "data"),
 }
-SHOW = {"head": "One head", "layer": "All heads of the layer"}
-POOLINGS = {"max": "Blocks: maximum", "mean": "Blocks: mean"}
+SHOW = {"head": "One head", "layer": "All heads of layer"}
+POOLINGS = {"max": "Maximum", "mean": "Mean"}
 SCALES = {"linear": "Linear colour", "sqrt": "√ colour"}
 FIRST = {"kept": "Shown as it is", "apart": "Coloured apart", "left out": "Left out"}
 WEIGHTINGS = {"weight": "Weight", "value": "Weight × ‖value‖"}
@@ -114,10 +114,10 @@ def layout(view: View) -> list[Any]:
         ),
         html.P("", id="pattern-cell", className="cell-line", role="status"),
         controls=[
-            select("show", "Whose pattern is shown", view.show, SHOW, width=170),
+            select("show", "Whose pattern is shown", view.show, SHOW, width=150),
             select("weighting", "What the colour is", view.weighting, WEIGHTINGS, width=145),
-            select("unit", "What a row is", view.unit, UNITS, width=105),
-            select("pooling", "How blocks are pooled", view.pooling, POOLINGS, width=150),
+            select("unit", "What a row is", view.unit, UNITS, width=100),
+            select("pooling", "How blocks are pooled", view.pooling, POOLINGS, width=105),
             select("scale", "Colour scale", view.scale, SCALES, width=120),
         ],
         note=html.Span("", id="pattern-note"),
@@ -272,7 +272,7 @@ def shown_ends(result: Any) -> tuple[int, int, int, int]:
 
 def first_share(result: Any) -> str:
     """What share of the attention is on token 0, from the result's own summary."""
-    return result.summary().splitlines()[2]
+    return result.summary().splitlines()[2].partition(";")[0].removesuffix(".") + "."
 
 
 def shown_part(result: Any) -> str:
