@@ -2,8 +2,9 @@
 
 Zero ablation of attn.hook_z, 16 prompts of 64 random tokens, logit difference at the last position. The naive loops run
 the whole model once a head with run_with_hooks: our model, and with --bridge a TransformerLens bridge of the same
-weights. They take turns every few layers, so that what else the machine does falls on all of them. The bound counts
-multiplications: what restarting at the ablated layer and unembedding one position of each prompt can save at most.
+weights. They run the heads that the sweep has just done while it waits, so that what else the machine does falls on all
+of them. The bound counts multiplications by weights: a sweep restarts at the ablated layer, and needs one position of
+each prompt behind the attention of the last one.
 """
 
 from __future__ import annotations
@@ -11,20 +12,17 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench import HookedTransformer
-from workbench.analyses.interventions.metrics import last_rows, logit_difference
-from workbench.analyses.interventions.sweeps import Intervention, measure
+from workbench.analyses.interventions.metrics import Metric, last_rows, logit_difference
+from workbench.analyses.interventions.sweeps import Head, Intervention, measure
 from workbench.analyses.running import Sequences
-
-LAYERS_IN_TURN = 5
-Edit = tuple[str, Callable[[Tensor, Any], Tensor]]
 
 
 def zero_head(head: int, z: Tensor, hook: Any) -> Tensor:
@@ -49,16 +47,45 @@ def bridge_of(name: str) -> Any:
 
 
 def bound(model: HookedTransformer, n_positions: int) -> float:
-    """Multiplications of the naive loop over those of a sweep that restarts, a head at a time.
+    """Multiplications by weights of the naive loop over those of the sweep, a head at a time.
 
-    ``n_positions`` are those of a prompt, of which the sweep unembeds one.
+    Of a prompt's ``n_positions``, one goes through what lies behind the attention of the last layer.
     """
-    cfg = model.cfg
-    block = sum(p.numel() for p in model.blocks[0].parameters() if p.dim() > 1)  # a multiplication each, per position
+    cfg, block = model.cfg, model.blocks[0]
+    whole, behind_z = _n_multiplications(block), _n_multiplications(block.mlp) + block.attn.W_O.numel()
     unembedding = cfg.d_model * cfg.d_vocab
-    naive = cfg.n_layers * block + unembedding
-    sweep = (cfg.n_layers + 1) / 2 * block + unembedding / n_positions  # the mean over layers of those still to run
-    return naive / sweep
+    naive = cfg.n_layers * whole + unembedding
+    mean_layers = (cfg.n_layers + 1) / 2  # from the ablated one on
+    return naive / (mean_layers * whole - behind_z + (behind_z + unembedding) / n_positions)
+
+
+def _n_multiplications(module: nn.Module) -> int:
+    """Of one position, by the matrices of a module."""
+    return sum(p.numel() for p in module.parameters() if p.dim() > 1)
+
+
+@torch.no_grad()
+def timed(
+    model: HookedTransformer, rivals: dict[str, Any], prompts: Sequences, heads: Sequence[Head], metric: Metric
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Seconds and values [head, prompt] of the sweep and of a loop over ``rivals``, which run during its progress."""
+    edits = [(f"blocks.{layer}.attn.hook_z", partial(zero_head, head)) for layer, head in heads]
+    times = dict.fromkeys(rivals, 0.0)
+    found: dict[str, list[Tensor]] = {name: [] for name in rivals}
+
+    def catch_up(fraction: float, message: str) -> None:
+        done = round(fraction * len(edits))
+        for name, rival in rivals.items():
+            began = time.perf_counter()
+            for edit in edits[len(found[name]) : done]:
+                found[name].append(metric(rival.run_with_hooks(prompts.tokens, fwd_hooks=[edit])[:, -1:]))
+            times[name] += time.perf_counter() - began
+
+    began = time.perf_counter()
+    swept = measure(model, prompts, [Intervention({name: edit}) for name, edit in edits], metric, progress=catch_up)
+    seconds = time.perf_counter() - began - sum(times.values())
+    values = {"sweep": swept} | {name: torch.stack(each) for name, each in found.items()}
+    return {"sweep": seconds} | times, values
 
 
 def main() -> None:
@@ -75,29 +102,15 @@ def main() -> None:
     prompts = Sequences(tokens, torch.ones_like(tokens, dtype=torch.bool))
     metric = logit_difference(target, foil, last_rows(prompts.real))
     heads = [(layer, head) for layer in range(model.cfg.n_layers) for head in range(model.cfg.n_heads)]
-    edits = [(f"blocks.{layer}.attn.hook_z", partial(zero_head, head)) for layer, head in heads]
-
-    def sweep(some: Sequence[Edit]) -> Tensor:
-        return measure(model, prompts, [Intervention({name: edit}) for name, edit in some], metric)
-
-    @torch.no_grad()
-    def naive(runner: Any, some: Sequence[Edit]) -> Tensor:
-        return torch.stack([metric(runner.run_with_hooks(tokens, fwd_hooks=[edit])[:, -1:]) for edit in some])
-
-    variants: dict[str, Callable[[Sequence[Edit]], Tensor]] = {"sweep": sweep, "run_with_hooks": partial(naive, model)}
+    rivals: dict[str, Any] = {"run_with_hooks": model}
     if options.bridge:
-        variants["TransformerLens bridge"] = partial(naive, bridge_of(options.model))
-    times = dict.fromkeys(variants, 0.0)
-    values: dict[str, Tensor] = {}
-    size = LAYERS_IN_TURN * model.cfg.n_heads
-    for start in range(0, len(edits), size):
-        for name, run in variants.items():
-            began = time.perf_counter()
-            found = run(edits[start : start + size])
-            times[name] += time.perf_counter() - began
-            values[name] = torch.cat((values[name], found)) if start else found
+        rivals["TransformerLens bridge"] = bridge_of(options.model)
+    times, values = timed(model, rivals, prompts, heads, metric)
     print(f"{len(heads)} heads, {options.prompts} prompts of {options.tokens} tokens")
-    print(f"restarting and unembedding one position saves at most {bound(model, options.tokens):.2f} x multiplications")
+    print(
+        "restarting at the ablated layer, with one position of a prompt behind the last attention, saves at most "
+        f"{bound(model, options.tokens):.2f} x multiplications"
+    )
     for name, seconds in times.items():
         error = (values[name] - values["sweep"]).abs().max()
         print(

@@ -51,6 +51,18 @@ class InputMethods:
             raise ValueError(f"start_at_layer must not lie behind stop_at_layer, got {start} and {stop}")
         return first, last
 
+    def _check_rows(self, rows: Any, shape: tuple[int, int], stop_at_layer: int | None, *, n_run: int) -> None:
+        """Refuses rows that are no positions of the residual that a run of ``n_run`` layers returns."""
+        if stop_at_layer is None or not n_run:
+            raise ValueError(
+                "rows are of the residual behind a layer that runs: pass stop_at_layer, and model.to_logits makes "
+                "logits of what comes back"
+            )
+        if not holds_integers(rows) or rows.dim() != 2 or len(rows) != shape[0]:
+            raise ValueError(f"rows must be integers [batch, row] for a batch of {shape[0]}, got {kind(rows)}")
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < shape[1]:
+            raise ValueError(f"rows must lie from 0 to {shape[1] - 1}, got {int(rows.min())} to {int(rows.max())}")
+
     def _real_tokens(self, attention_mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
         """bool [batch, pos], or None where every token is real."""
         if attention_mask is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,6 @@ from workbench.components.embeddings import (
     SegmentEmbed,
     Unembed,
 )
-from workbench.components.heads import HeadWeights
 from workbench.components.norms import Norm
 from workbench.components.positions import sinusoidal_table
 from workbench.config import AttentionBackend, RopeScaling, TransformerConfig
@@ -32,13 +30,14 @@ from workbench.kernels import StatisticsRequest
 from workbench.kv_cache import KVCache
 from workbench.losses import next_token_loss
 from workbench.statistics import DEFAULT_REQUEST, ModelStatistics, StatisticsCollector
+from workbench.switches import SwitchMethods
 from workbench.tokens import TokenMethods
 from workbench.weights import WeightViews
 
 ReturnType = Literal["logits", "loss", "both"] | None
 
 
-class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMethods, HookedModel):
+class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMethods, SwitchMethods, HookedModel):
     """A Transformer decoder or encoder whose attention runs on a kernel that emits attention statistics.
 
     Hook points carry TransformerLens' names and shapes (``model.hook_dict`` lists them). Statistics are read-only hook
@@ -156,6 +155,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         padding_side: Literal["left", "right"] | None = None,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
+        rows: Tensor | None = None,
         kv_cache: KVCache | None = None,
         collector: StatisticsCollector | None = None,
     ) -> Any:
@@ -175,6 +175,9 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
                 whole batch, as transformers does: run such texts in batches of one length.)
             stop_at_layer: return the residual that enters this layer; neither norm nor unembedding runs, so there is
                 no loss to ask for.
+            rows: with ``stop_at_layer``, int64 [batch, row], the only positions to return, [batch, row, d_model]. The
+                last layer that runs then computes what lies behind its attn.hook_z for them alone, unless a hook
+                listens there: the values are the same, and so is what a hook sees.
             kv_cache: what the model remembers of the tokens before these, to which it adds these; ``attention_mask``
                 is then that of the new tokens.
             collector: where the statistics of all layers go, as ``run_with_statistics`` asks.
@@ -186,6 +189,8 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         check_return_type(return_type, start_at_layer, stop_at_layer, self.cfg)
         x, attention_mask = self._read_input(input, start_at_layer, attention_mask, prepend_bos, padding_side)
         shape = x.shape[0], x.shape[1]
+        if rows is not None:
+            self._check_rows(rows, shape, stop_at_layer, n_run=last - first)
         real = self._real_tokens(attention_mask, shape)
         documents = self._checked_documents(documents, shape)
         segments = self._segments(token_type_ids, shape, start_at_layer)
@@ -201,7 +206,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
             tokens = x if start_at_layer is None else None
             residual = x if tokens is None else self._embed(tokens, position_ids, segments)
             contexts = self._contexts(sequence, tokens, collector)
-            residual = self._run_blocks(residual, contexts, position_ids, position_ids, first, last)
+            residual = self._run_blocks(residual, contexts, position_ids, position_ids, first, last, rows)
             if stop_at_layer is not None:
                 return residual
             normalized = self.ln_final(residual)  # [batch, pos, d_model]
@@ -322,12 +327,13 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         return Contexts(own, None if memory is None else memory.context(sequence, asked))
 
     def _run_blocks(
-        self, residual: Tensor, contexts: Contexts, positions: Tensor, key_positions: Tensor, first: int, last: int
-    ) -> Tensor:
+        self, residual: Tensor, contexts: Contexts, positions: Tensor, key_positions: Tensor, first: int, last: int,
+        rows: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The blocks from ``first`` up to ``last``, with hooks that know where the tokens stand in their texts."""
         self.run_positions.queries, self.run_positions.keys = positions, key_positions
-        for block in self.blocks[first:last]:
-            residual = block(residual, contexts)
+        for layer, block in enumerate(self.blocks[first:last], first):
+            residual = block(residual, contexts, rows if layer == last - 1 else None)
         return residual
 
     def _run_cached(
@@ -367,38 +373,3 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
 
     def _unembed(self, normalized: Tensor) -> Tensor:
         return self.unembed(self.mlm_head(normalized) if self.cfg.use_mlm_head else normalized)
-
-    # Switches
-
-    def set_use_attn_result(self, use_attn_result: bool) -> None:
-        """Switches attn.hook_result [batch, pos, n_heads, d_model] on or off."""
-        self._reconfigure(use_attn_result=use_attn_result)
-
-    def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
-        """Switches attn.hook_q_input, hook_k_input and hook_v_input [batch, pos, head, d_model] on or off.
-
-        While it is on, ln1's hooks fire once for each of the three, with a head axis.
-        """
-        self._reconfigure(use_split_qkv_input=use_split_qkv_input)
-
-    def set_attention_backend(self, attention_backend: AttentionBackend) -> None:
-        """Chooses "auto" (materialise where a hook needs it), "flash" (never) or "materialised" (always)."""
-        self._reconfigure(attention_backend=attention_backend)
-
-    def set_attn_temperature(self, attn_temperature: float) -> None:
-        """Divides all attention scores by a number: below 1 attention is sharper than trained, above it flatter."""
-        self._reconfigure(attn_temperature=attn_temperature)
-
-    def _reconfigure(self, **changes: Any) -> None:
-        cfg = dataclasses.replace(self.cfg, **changes)
-        for module in self.modules():
-            if isinstance(module, (HookedTransformer, Block, HeadWeights)):
-                module.cfg = cfg
-
-    def _apply(self, fn: Callable, recurse: bool = True) -> HookedTransformer:
-        """What to(), half(), double() and cuda() come down to; the configuration's device and dtype follow."""
-        super()._apply(fn, recurse)
-        weight = self.embed.W_E
-        if (weight.device, weight.dtype) != (self.cfg.device, self.cfg.dtype):
-            self._reconfigure(device=weight.device, dtype=weight.dtype)
-        return self

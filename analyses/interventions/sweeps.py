@@ -12,8 +12,9 @@ from torch import Tensor
 from workbench.analyses.interventions.metrics import Metric
 from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, cached, emits_statistics, silent
 from workbench.analyses.support import check_one_length
+from workbench.components.heads import at_rows
 
-TOKENS_IN_CACHE = 1024  # of one batch on a CPU, whose caches do not hold the activations of many more
+TOKENS_IN_CACHE = 512  # of one batch on a CPU, whose caches do not hold the activations of many more
 Edit = Callable[[Tensor, Any], Tensor]  # (activation [prompt, pos, …] of one intervention, its hook point) → the same
 Head = tuple[int, int]  # layer, head
 
@@ -48,7 +49,12 @@ class Intervention:
                 f"{outside[0]} lies outside the layers; edit blocks.0.hook_resid_pre for the embedding, or "
                 f"blocks.{n_layers - 1}.hook_resid_post for what is unembedded"
             )
-        return min((int(name.split(".")[1]) for name in self.edits), default=n_layers - 1)
+        return min(self.layers, default=n_layers - 1)
+
+    @property
+    def layers(self) -> set[int]:
+        """Where the edits are, as long as none lies outside the layers."""
+        return {int(name.split(".")[1]) for name in self.edits}
 
 
 def _in_turn(first: Edit, second: Edit) -> Edit:
@@ -68,8 +74,9 @@ def measure(
     """The metric of every prompt under every intervention.
 
     A HookedTransformer restarts from the residual stream that enters the first edited layer, which changes nothing, as
-    earlier layers do not read edited ones; it runs several interventions as one batch, and unembeds only the positions
-    that the metric reads, some at a time where the metric allows. Other models run whole.
+    earlier layers do not read edited ones; it runs several interventions as one batch. Behind the last attention only
+    the positions that the metric reads are run and unembedded, some at a time where the metric allows. Other models run
+    whole.
 
     Args:
         prompts: with the positions that ``metric`` reads.
@@ -89,8 +96,7 @@ def measure(
     firsts = [intervention.first_layer(n_layers) for intervention in interventions]
     names = {layer: f"blocks.{layer}.hook_resid_pre" for layer in sorted(set(firsts))}
     restart = cached(model, prompts, list(names.values())) if emits_statistics(model) else None
-    most = TOKENS_IN_CACHE if prompts.tokens.device.type == "cpu" else TOKENS_PER_RUN
-    size = 1 if restart is None else max(1, most // prompts.tokens.numel())
+    size = 1 if restart is None else max(1, _tokens_at_once(prompts) // prompts.tokens.numel())
     shape = (len(interventions), *metric.shape)
     values = torch.full(shape, torch.nan, dtype=torch.float64)
     done = 0
@@ -100,9 +106,12 @@ def measure(
             if cancelled():
                 return values
             chosen = places[start : start + size]
-            hooks = _hooks([interventions[place] for place in chosen], len(prompts))
-            stream = None if restart is None else restart[name]
-            values[chosen] = _run(model, prompts, len(chosen), layer, stream, hooks, metric).cpu()
+            together = [interventions[place] for place in chosen]
+            if restart is None:
+                found = _run_whole(model, prompts, together[0], metric)[None]
+            else:
+                found = _run_from(model, prompts, layer, restart[name], together, metric)
+            values[chosen] = found.cpu()
             if bool(values[chosen].isnan().any()):
                 raise ValueError(
                     f"the {metric.name} is not a number ({interventions[chosen[0]].name or 'the model as it is'} and "
@@ -113,25 +122,38 @@ def measure(
     return values
 
 
-def _run(
-    model: Any, prompts: Sequences, n: int, layer: int, stream: Tensor | None, hooks: list, metric: Metric
+def _run_whole(model: Any, prompts: Sequences, intervention: Intervention, metric: Metric) -> Tensor:
+    """The metric of one intervention on a whole run, [prompt, …]."""
+    hooks = _hooks([intervention], len(prompts))
+    logits = model.run_with_hooks(prompts.tokens, return_type="logits", fwd_hooks=hooks)
+    return metric.read(at_rows(logits, metric.rows))
+
+
+def _run_from(
+    model: Any, prompts: Sequences, layer: int, stream: Tensor, interventions: Sequence[Intervention], metric: Metric
 ) -> Tensor:
-    """The metric of ``n`` interventions in one batch, [intervention, prompt, …]."""
-    if stream is None:  # one intervention on the whole model
-        logits = model.run_with_hooks(prompts.tokens, return_type="logits", fwd_hooks=hooks)
-        return metric.read(_rows(logits, metric.rows))[None]
-    mask = None if bool(prompts.real.all()) else prompts.real.repeat(n, 1)
-    with model.hooks(fwd_hooks=hooks):
+    """The metric of interventions in one batch, [intervention, prompt, …], from the stream that enters ``layer``.
+
+    An edit reads all prompts at once. Behind the last edited layer, the batch runs in parts that caches hold.
+    """
+    n, n_layers = len(interventions), model.cfg.n_layers
+    behind = 1 + max({layer}.union(*(intervention.layers for intervention in interventions)))
+    real, rows = prompts.real.repeat(n, 1), metric.rows.repeat(n, 1)
+    with model.hooks(fwd_hooks=_hooks(interventions, len(prompts))):
         residual = model(
-            stream.repeat(n, 1, 1), attention_mask=mask, start_at_layer=layer, stop_at_layer=model.cfg.n_layers
-        )
-        found = [metric.read(_rows(of_one, metric.rows), model.to_logits) for of_one in residual.unflatten(0, (n, -1))]
-    return torch.stack(found)
+            stream.repeat(n, 1, 1), attention_mask=real, start_at_layer=layer, stop_at_layer=behind,
+            rows=rows if behind == n_layers else None,
+        )  # fmt: skip
+    if behind < n_layers:
+        size = max(1, _tokens_at_once(prompts) // prompts.tokens.shape[1])
+        parts = zip(residual.split(size), real.split(size), rows.split(size), strict=True)
+        layers = {"start_at_layer": behind, "stop_at_layer": n_layers}
+        residual = torch.cat([model(part, attention_mask=mask, rows=some, **layers) for part, mask, some in parts])
+    return torch.stack([metric.read(of_one, model.to_logits) for of_one in residual.unflatten(0, (n, -1))])
 
 
-def _rows(values: Tensor, rows: Tensor) -> Tensor:
-    """values [prompt, pos, width] at rows [prompt, row]."""
-    return values.gather(1, rows[..., None].expand(-1, -1, values.shape[-1]).to(values.device))
+def _tokens_at_once(prompts: Sequences) -> int:
+    return TOKENS_IN_CACHE if prompts.tokens.device.type == "cpu" else TOKENS_PER_RUN
 
 
 def _hooks(interventions: Sequence[Intervention], n_prompts: int) -> list[tuple[str, Callable]]:

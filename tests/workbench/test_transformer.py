@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from workbench import HookedTransformer, MixtureOfExperts, RopeScaling, StatisticsRequest, TransformerConfig
+from workbench.hooks import ReadOnlyHookPoint
 
 PADS = 7
 
@@ -331,3 +332,50 @@ def test_generation_from_numbers_that_are_none_is_refused(model):
     for options in ({}, {"temperature": 1.0}):
         with pytest.raises(ValueError, match="logits are not numbers"):
             model.generate(torch.arange(5)[None], 3, **options)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_are_the_same_rows_of_the_whole_residual(pair, tokens, side):
+    mask = torch.ones_like(tokens)
+    mask[1, slice(None, PADS) if side == "left" else slice(-PADS, None)] = 0
+    rows = torch.tensor([[9, 3, 3], [20, 0, 50]]).repeat(len(tokens), 1)[: len(tokens)]
+    for first, last in ((0, 1), (1, 3), (2, 3)):
+        stream = pair.model(tokens, attention_mask=mask, stop_at_layer=first)
+        run = {"start_at_layer": first, "stop_at_layer": last, "attention_mask": mask}
+        whole, some = pair.model(stream, **run), pair.model(stream, rows=rows, **run)
+        expected = torch.stack([residual[wanted] for residual, wanted in zip(whole, rows, strict=True)])
+        torch.testing.assert_close(some, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_hooks_see_every_position_whatever_rows_are_asked_for(pair, tokens):
+    """And an edit of theirs counts, at every hook point of the last layer."""
+    model, rows = pair.model, torch.full((len(tokens), 1), 11)
+    last = model.cfg.n_layers
+    for name in model.active_hook_names(lambda name: name.startswith(f"blocks.{last - 1}.")):
+        if isinstance(model.hook_dict[name], ReadOnlyHookPoint):
+            continue
+        hook = {"fwd_hooks": [(name, lambda x, hook: x * 0.5)], "stop_at_layer": last}
+        expected = model.run_with_hooks(tokens, **hook)[:, 11:12]
+        torch.testing.assert_close(model.run_with_hooks(tokens, rows=rows, **hook), expected, rtol=1e-5, atol=1e-5)
+        _, cache = model.run_with_cache(tokens, rows=rows, stop_at_layer=last, names_filter=name)
+        _, whole = model.run_with_cache(tokens, stop_at_layer=last, names_filter=name)
+        torch.testing.assert_close(cache[name], whole[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rows": torch.zeros(2, 1, dtype=torch.long)}, "pass stop_at_layer"),
+        ({"rows": torch.zeros(2, 1, dtype=torch.long), "stop_at_layer": 0}, "a layer that runs"),
+        ({"rows": torch.zeros(1, 1, dtype=torch.long), "stop_at_layer": 1}, "for a batch of 2, got torch.int64"),
+        ({"rows": torch.zeros(2, dtype=torch.long), "stop_at_layer": 1}, r"rows must be integers \[batch, row\]"),
+        ({"rows": torch.zeros(2, 1), "stop_at_layer": 1}, "got torch.float32"),
+        ({"rows": torch.tensor([[0], [4]]), "stop_at_layer": 1}, "from 0 to 3, got 0 to 4"),
+        ({"rows": torch.tensor([[-1], [3]]), "stop_at_layer": 1}, "from 0 to 3, got -1 to 3"),
+    ],
+)
+def test_rows_that_fit_no_residual_are_refused(pair, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pair.model(torch.zeros(2, 4, dtype=torch.long), **arguments)

@@ -49,8 +49,11 @@ class Attention(HeadWeights):
         for name in self.statistic_hooks:
             self.add_module(name, ReadOnlyHookPoint())
 
-    def forward(self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext) -> Tensor:
-        """Inputs [batch, pos, d_model], or with a head axis before d_model; returns [batch, pos, d_model]."""
+    def forward(
+        self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext, rows: Tensor | None = None
+    ) -> Tensor:
+        """Inputs [batch, pos, d_model], or with a head axis before d_model; returns [batch, pos, d_model], or with
+        ``rows``, int64 [batch, row], the outputs of those positions alone."""
         q, k, v = self.queries_keys_values(q_input, k_input, v_input, context)
         output = self._attend(q, k, v, context, context.layer_request(self._listening()))
         for name in self.statistic_hooks:
@@ -58,7 +61,7 @@ class Attention(HeadWeights):
             if point.has_hooks():
                 point(STATISTIC_HOOKS[name].read(output))
         context.collect(output)
-        return self.out(self.hook_z(output.z.transpose(1, 2)))  # z [batch, pos, n_heads, d_head]
+        return self.out(self.hook_z(output.z.transpose(1, 2)), rows)  # z [batch, pos, n_heads, d_head]
 
     def queries_keys_values(
         self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext

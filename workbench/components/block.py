@@ -7,13 +7,14 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from workbench.components.attention import Attention
+from workbench.components.heads import at_rows
 from workbench.components.linear_attention import LinearAttention
 from workbench.components.mlp import MLP
 from workbench.components.moe import MoE
 from workbench.components.norms import Norm
 from workbench.config import AttentionType, TransformerConfig
 from workbench.context import AttentionContext, Contexts
-from workbench.hooks import HookPoint, fresh
+from workbench.hooks import HookPoint, ReadOnlyHookPoint, fresh
 
 
 class Block(nn.Module):
@@ -57,13 +58,29 @@ class Block(nn.Module):
             self.ln_cross, self.cross_attn = Norm(cfg), Attention(cfg, layer, cross=True)
             self.hook_cross_attn_out, self.hook_resid_cross = HookPoint(), HookPoint()
 
-    def forward(self, residual: Tensor, contexts: Contexts) -> Tensor:
-        resid_pre = self.hook_resid_pre(residual)  # [batch, pos, d_model]
+    def forward(self, residual: Tensor, contexts: Contexts, rows: Tensor | None = None) -> Tensor:
+        """The stream [batch, pos, d_model] that enters → the one that leaves.
+
+        With ``rows``, int64 [batch, row], it returns those positions alone, [batch, row, d_model], and what lies behind
+        attn.hook_z runs at no others, unless somebody listens there.
+        """
+        narrow = None if rows is None or self._listens_behind_z() else rows
+        resid_pre = self.hook_resid_pre(residual)
         inputs = self.attention_inputs(resid_pre)
-        attn_out = self.attn(*inputs, contexts.of(self.attn_type))
+        attn_out = self.attn(*inputs, contexts.of(self.attn_type), narrow)
+        if narrow is not None:
+            return self._after_attention(at_rows(resid_pre, narrow), at_rows(inputs[0], narrow), attn_out, contexts)
+        resid_post = self._after_attention(resid_pre, inputs[0], attn_out, contexts)
+        return resid_post if rows is None else at_rows(resid_post, rows)
+
+    def _after_attention(self, resid_pre: Tensor, normed: Tensor, attn_out: Tensor, contexts: Contexts) -> Tensor:
+        """The stream behind this block; ``normed`` is what queries were projected from.
+
+        Each position depends on its own values alone, unless an encoder is read.
+        """
         if self.cfg.parallel_attn_mlp:
             shares_norm = self.cfg.shared_parallel_norm and not self.cfg.use_split_qkv_input
-            mlp_input = inputs[0] if shares_norm else getattr(self, self._mlp_norm)(resid_pre)
+            mlp_input = normed if shares_norm else getattr(self, self._mlp_norm)(resid_pre)
             attn_out = self.hook_attn_out(self._dropped(attn_out))
             return self.hook_resid_post(resid_pre + attn_out + self.hook_mlp_out(self._dropped(self.mlp(mlp_input))))
         stream = self.hook_resid_mid(self._add(resid_pre, attn_out, self.hook_attn_out, "ln1"))
@@ -71,6 +88,14 @@ class Block(nn.Module):
             stream = self._cross_attend(stream, contexts.cross)
         mlp_out = self.mlp(stream if self._reads_raw else self.ln2(stream))
         return self.hook_resid_post(self._add(stream, mlp_out, self.hook_mlp_out, "ln2"))
+
+    def _listens_behind_z(self) -> bool:
+        """Whether anything reads or edits what this block computes behind attn.hook_z; ln1 may be in front of it."""
+        for name, point in self.named_modules():
+            in_front = name == "hook_resid_pre" or (name.startswith("attn.") and name != "attn.hook_result")
+            if not in_front and isinstance(point, (HookPoint, ReadOnlyHookPoint)) and point.has_hooks():
+                return True
+        return False
 
     def attention_inputs(self, resid_pre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What queries, keys and values are projected from: [batch, pos, d_model], or a copy for each head."""

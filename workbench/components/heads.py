@@ -53,13 +53,23 @@ class HeadWeights(nn.Module):
         normalised = norm(x) if self.cfg.qk_norm == "per_head" else norm(x.flatten(2)).view_as(x)
         return normalised.to(x.dtype)
 
-    def out(self, z: Tensor) -> Tensor:
-        """Σ_heads z W_O + b_O: z [batch, pos, n_heads, d_head] → [batch, pos, d_model]; each head's part on request."""
+    def out(self, z: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Σ_heads z W_O + b_O: z [batch, pos, n_heads, d_head] → [batch, pos, d_model]; each head's part on request.
+
+        ``rows`` int64 [batch, row] are the only positions that are made, None is all.
+        """
+        z = z if rows is None else at_rows(z, rows)
         if not self.cfg.use_attn_result:
             return mix_heads(z, self.W_O, self.b_O)
         result = self.hook_result(torch.einsum("bphe,hed->bphd", z, self.W_O))
         out = result.sum(dim=2)
         return out if self.b_O is None else out + self.b_O
+
+
+def at_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """values [batch, pos, …] at rows, int64 [batch, row] → [batch, row, …]."""
+    rows = rows.to(values.device, torch.int64)
+    return values[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

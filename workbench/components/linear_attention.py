@@ -40,14 +40,17 @@ class LinearAttention(HeadWeights):
         self.layer = layer
         self.hook_pattern, self.hook_state = HookPoint(), ReadOnlyHookPoint()
 
-    def forward(self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext) -> Tensor:
-        """Inputs [batch, pos, d_model], or with a head axis before d_model; returns [batch, pos, d_model]."""
+    def forward(
+        self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext, rows: Tensor | None = None
+    ) -> Tensor:
+        """Inputs [batch, pos, d_model], or with a head axis before d_model; returns [batch, pos, d_model], or with
+        ``rows``, int64 [batch, row], the outputs of those positions alone."""
         q = self.hook_q(project(q_input, self.W_Q, self.b_Q))  # [batch, pos, n_heads, d_head]
         k = self.hook_k(project(k_input, self.W_K, self.b_K))  # [batch, pos, n_key_value_heads, d_head]
         v = self.hook_v(project(v_input, self.W_V, self.b_V))
         q, k = self._positioned(q, k, context)
         z = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context)
-        return self.out(self.hook_z(z.transpose(1, 2)))
+        return self.out(self.hook_z(z.transpose(1, 2)), rows)
 
     def _positioned(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Normalised and rotated as the configuration says; the keys of one pass stand where its queries stand."""

@@ -30,7 +30,7 @@ def apply_gate(pre: Tensor, linear: Tensor, cfg: TransformerConfig) -> Tensor:
     """
     if cfg.glu_limit is not None:
         pre, linear = pre.clamp(max=cfg.glu_limit), linear.clamp(-cfg.glu_limit, cfg.glu_limit)
-    return ACTIVATIONS[cfg.act_fn](pre) * (linear + cfg.glu_linear_offset)
+    return ACTIVATIONS[cfg.act_fn](pre) * (linear + cfg.glu_linear_offset if cfg.glu_linear_offset else linear)
 
 
 class MLP(nn.Module):
