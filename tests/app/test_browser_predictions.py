@@ -109,6 +109,7 @@ def test_attribution_on_prompts_of_ones_own(watched: Open, dashboard: str) -> No
     page.click("#use-prompts")
     page.wait_for_selector("#alert >> text=/line 1: “The capital of Veld is Talvik” is not JSON/")
     page.goto(address)
+    page.wait_for_selector("#prompts-text")
     page.wait_for_function("document.getElementById('prompts-text').value.includes('Talvik')")
     page.wait_for_selector("#attribution-note >> text=/Talvik/")
 
