@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench import HookedTransformer, TransformerConfig
-from workbench.analyses import head_pattern
+from workbench.analyses import figures, head_pattern
+from workbench.analyses.attention.cells import ScoreMemory
 
 LAYER, HEAD, N = 1, 3, 37
 
@@ -66,6 +68,162 @@ def test_every_cell_is_what_its_block_holds(
     assert len(found.coordinates["query"]) == queries[1] - queries[0]
     assert len(found.coordinates["key"]) == end_key - first_key
     assert f"L{LAYER}H{HEAD}" in found.summary()
+
+
+@pytest.fixture(scope="module")
+def exact(random_model: HookedTransformer, tokens: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The head's pattern [n, n] and ‖v_j W_O‖ [n], in float64 throughout."""
+    model = copy.deepcopy(random_model).double()
+    names = [f"blocks.{LAYER}.attn.{point}" for point in ("hook_pattern", "hook_v")]
+    cache = model.run_with_cache(tokens, names_filter=names)[1]
+    written = cache[names[1]][0, :, HEAD // 2] @ model.blocks[LAYER].attn.W_O[HEAD]  # two heads share their values
+    return cache[names[0]][0, HEAD].detach().numpy(), written.norm(dim=1).detach().numpy()
+
+
+def without_first(pattern: np.ndarray) -> np.ndarray:
+    """Weights over the keys but the first, scaled to sum to 1; the first query has none."""
+    rest = pattern.copy()
+    rest[:, 0] = 0
+    return rest / np.maximum(rest.sum(axis=1, keepdims=True), 1e-300)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    queries=spans(N), keys=spans(N), max_cells=st.integers(1, 40), pooling=st.sampled_from(["max", "mean"]),
+    left_out=st.booleans(), weighted=st.booleans(),
+)  # fmt: skip
+def test_token_0_left_out_and_values_count_in_every_cell(
+    random_model: HookedTransformer, tokens: torch.Tensor, exact: tuple[np.ndarray, np.ndarray],
+    queries, keys, max_cells, pooling, left_out, weighted,
+) -> None:  # fmt: skip
+    found = head_pattern(
+        random_model, tokens, LAYER, HEAD, queries=queries, keys=keys, max_cells=max_cells, pooling=pooling,
+        without_first=left_out, value_weighted=weighted,
+    )  # fmt: skip
+    pattern, visible = exact[0], np.tril(np.ones((N, N), dtype=bool))
+    weights = without_first(pattern) if left_out else pattern
+    if left_out:
+        visible[:, 0] = False
+    drawn = weights * exact[1] if weighted else weights
+    for r, rows in enumerate(zip(found.edges("query")[:-1], found.edges("query")[1:], strict=True)):
+        for c, columns in enumerate(zip(found.edges("key")[:-1], found.edges("key")[1:], strict=True)):
+            pairs = drawn[slice(*rows), slice(*columns)][visible[slice(*rows), slice(*columns)]]
+            expected = np.nan if not pairs.size else pairs.max() if pooling == "max" else pairs.mean()
+            assert found.cells[r, c] == pytest.approx(expected, abs=2e-5, nan_ok=True)
+    assert ("weight" in found) != weighted and ("value_weighted" in found) == weighted
+    shown = weights[slice(*queries)]
+    counted = slice(1 if left_out and queries[0] == 0 else 0, None)
+    entropy = np.array([-sum(p * np.log(p) for p in row if p > 0) for row in shown])
+    np.testing.assert_allclose(found["entropy"][counted], entropy[counted], atol=1e-5)
+    np.testing.assert_allclose(found["max_weight"][counted], shown.max(axis=1)[counted], atol=1e-5)
+    assert np.isnan(found["entropy"]).sum() == (left_out and queries[0] == 0)
+    np.testing.assert_allclose(found["received"], shown[:, slice(*found.settings["keys"])].sum(axis=0), atol=1e-4)
+    np.testing.assert_allclose(found["first_weight"], pattern[slice(*queries), 0], atol=1e-5)
+    share = f"Token 0 gets {pattern[slice(*queries), 0].mean():.1%} of the attention of these queries"
+    assert share in found.summary() and ("left out" in found.summary()) == left_out
+    assert "nan" not in found.summary()
+
+
+def test_one_token_has_nothing_left_without_token_0(random_model: HookedTransformer) -> None:
+    with pytest.raises(ValueError, match="without_first leaves nothing of a text of one token"):
+        head_pattern(random_model, torch.tensor([3]), LAYER, HEAD, without_first=True)
+
+
+@pytest.mark.parametrize("max_cells", [64, 5])
+def test_edited_patterns_have_token_0_left_out_and_values_too(random_model: HookedTransformer, max_cells: int) -> None:
+    tokens, name = torch.arange(1, 21), "blocks.1.attn.hook_pattern"
+    options = {"max_cells": max_cells, "without_first": True, "value_weighted": True}
+    plain = head_pattern(random_model, tokens, 1, 1, **options)
+    with random_model.hooks(fwd_hooks=[(name, lambda pattern, hook: pattern.clone())]):
+        edited = head_pattern(random_model, tokens, 1, 1, **options)
+    np.testing.assert_allclose(edited.cells, plain.cells, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(edited["entropy"], plain["entropy"], atol=1e-5)
+
+
+def test_a_remembered_layer_is_not_run_again_and_gives_the_same(
+    random_model: HookedTransformer, tokens: torch.Tensor
+) -> None:
+    runs: list[int] = []
+
+    def count(value: torch.Tensor, hook: Any) -> None:
+        runs.append(hook.layer())
+
+    memory = ScoreMemory()
+    parts: list[dict[str, Any]] = [{}, {"queries": (5, 20), "keys": (2, 9), "value_weighted": True}, {"max_cells": 6}]
+    with random_model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", count)]):
+        for head in (HEAD, 0):
+            for part in parts:
+                remembered = head_pattern(random_model, tokens, LAYER, head, memory=memory, **part)
+                assert len(runs) == 1
+                fresh = head_pattern(random_model, tokens, LAYER, head, **part)
+                runs.pop()
+                np.testing.assert_array_equal(remembered.cells, fresh.cells)
+        head_pattern(random_model, tokens, 2, HEAD, memory=memory)
+        head_pattern(random_model, tokens[:-1], 2, HEAD, memory=memory)
+        assert len(runs) == 3
+
+
+@pytest.fixture(scope="module")
+def worded(random_model: HookedTransformer) -> HookedTransformer:
+    """The random model with words: even ids begin one, odd ids continue it."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({f"▁{i}" if i % 2 == 0 else f"{i}": i for i in range(50)}, unk_token="1"))
+    model = copy.deepcopy(random_model)
+    model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="1")
+    return model
+
+
+def test_words_are_sums_over_keys_and_means_over_queries(worded: HookedTransformer) -> None:
+    tokens = torch.tensor([2, 4, 5, 7, 6, 8, 9, 3, 3, 10])
+    starts = [0, 1, 4, 5, 9, 10]  # "▁2", "▁4 5 7", "▁6", "▁8 9 3 3", "▁10"
+    pattern = worded.run_with_cache(tokens)[1]["blocks.1.attn.hook_pattern"][0, 2].double().numpy()
+    found = head_pattern(worded, tokens, 1, 2, words=True)
+    expected = [
+        [pattern[a:b, c:d].sum(axis=1).mean() if c < b else np.nan for c, d in zip(starts, starts[1:], strict=False)]
+        for a, b in zip(starts, starts[1:], strict=False)
+    ]
+    np.testing.assert_allclose(found["weight"], expected, atol=1e-6)
+    np.testing.assert_allclose(np.nansum(found["weight"], axis=1), 1, atol=1e-5)
+    assert found.edges("query") == found.edges("key") == starts and not found.is_exact
+    assert found.texts("key") == ["▁2", "▁457", "▁6", "▁8933", "▁10"]
+    assert list(found.figure().data[-1].x) == ["▁2 0", "▁457 1", "▁6 4", "▁8933 5", "▁10 9"]
+    part = head_pattern(worded, tokens, 1, 2, words=True, queries=(6, 8), keys=(2, 5))
+    assert part.edges("query") == [5, 9] and part.edges("key") == [1, 4, 5]  # whole words
+    np.testing.assert_allclose(part["weight"], np.array(expected)[3:4, 1:3], atol=1e-6)
+
+
+def test_words_that_do_not_fit_are_said_not_to(worded: HookedTransformer) -> None:
+    tokens = torch.tensor([2, 4, 5, 7, 6, 8, 9, 3, 3, 10])
+    found = head_pattern(worded, tokens, 1, 2, words=True, max_cells=5)
+    assert not found.has_words and tuple(found.settings["block"]) == (2, 2)
+    assert "Words are shown where every token has a cell: choose at most 5 queries and keys." in found.summary()
+    np.testing.assert_array_equal(found["weight"], head_pattern(worded, tokens, 1, 2, max_cells=5)["weight"])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("scale", ["linear", "sqrt"])
+def test_the_first_column_apart_has_colours_of_its_own_and_the_same_numbers(
+    random_model: HookedTransformer, tokens: torch.Tensor, weighted: bool, scale: str
+) -> None:
+    found = head_pattern(random_model, tokens, LAYER, HEAD, value_weighted=weighted)
+    heatmap = found.figure(first_apart=True, scale=scale).data[-1]
+    others, cells = np.nanmax(found.cells[:, 1:]), found.cells
+    of_first = np.nanmax(cells[:, 0]) if weighted else 1.0
+    colour = np.sqrt if scale == "sqrt" else np.asarray
+    assert heatmap.zmax == pytest.approx(colour(others))
+    np.testing.assert_allclose(heatmap.z[:, 1:], colour(cells[:, 1:]))
+    np.testing.assert_allclose(heatmap.z[:, 0], colour(cells[:, 0] / of_first * others))
+    assert f"first column apart: 0 to {of_first:.3g}" in heatmap.colorbar.title.text
+    table = figures.numbers_of(found.figure(first_apart=True, scale=scale))
+    np.testing.assert_allclose(table.iloc[:, 2], cells.reshape(-1))
+    assert list(table)[2] == ("‖p v WO‖" if weighted else "weight")
+    note = found.drawing(first_apart=True).note
+    assert "Its column is coloured on a scale of its own." in note
+    for part in ({"keys": (3, N)}, {"without_first": True}):  # where there is no such column
+        plain = head_pattern(random_model, tokens, LAYER, HEAD, **part)
+        assert "apart" not in plain.figure(first_apart=True).data[-1].colorbar.title.text
 
 
 def test_pads_are_left_out(random_model: HookedTransformer, tokens: torch.Tensor, whole: np.ndarray) -> None:
