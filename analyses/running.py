@@ -10,7 +10,7 @@ import hashlib
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any
@@ -245,6 +245,7 @@ def _bos_in_words(model: Any, sequences: Sequences) -> str:
     return f"{n_with} of {len(sequences)} starting with {frame.name_before}"
 
 
+@cache
 def _versions() -> Mapping[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
