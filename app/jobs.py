@@ -43,6 +43,8 @@ class Job:
     state: Literal["running", "done", "failed", "cancelled"] = "running"
     fraction: float = 0.0
     text: str = ""
+    agreed: bool = False  # to whatever it takes
+    expected: str = ""  # what it is going to take, in words
     result: Any = field(default=None, repr=False)
     error: Exception | None = None
     started: float = field(default_factory=time.monotonic)
@@ -114,11 +116,12 @@ class JobRunner:
         self._wishes: dict[str, _Wish] = {}
         self._lock = threading.Lock()
 
-    def request(self, session: str, task: Task, *, again: bool = False) -> Job:
+    def request(self, session: str, task: Task, *, again: bool = False, agreed: bool = False) -> Job:
         """The job of a task, started if there is none. What the session wanted before is let go.
 
         Args:
             again: start afresh what failed or what this session cancelled; otherwise such a job comes back as it is.
+            agreed: start it even if it takes much.
         """
         with self._lock:
             now = time.monotonic()
@@ -130,7 +133,7 @@ class JobRunner:
                 self._stop_if_unwanted(before.key, now)
             job = self._jobs.get(task.key)
             if job is None or (job.is_stopping and job.state != "done") or (again and job.state == "failed"):
-                job = self._jobs[task.key] = Job(task)
+                job = self._jobs[task.key] = Job(task, agreed=agreed)
                 threading.Thread(target=job.run, name=task.title, daemon=True).start()
             job.asked = now
             self._jobs.move_to_end(task.key)

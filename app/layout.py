@@ -239,6 +239,7 @@ def _messages() -> list[Any]:
             hidden=True,
         ),
         html.Div(id="alert", role="alert"),
+        html.Div(dmc.Button("Run it", id="run-it", n_clicks=0, size="compact-md"), className="run-it"),
         html.Div(id="notice", role="status"),
         html.Div(
             id="progress",

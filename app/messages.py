@@ -7,11 +7,14 @@ import traceback
 from typing import Any
 
 from workbench.app.components import message
+from workbench.app.estimates import AsksFirst
 from workbench.errors import WorkbenchError, ran_out_of_memory
 
 
 def error_message(error: Exception | None) -> Any:
     """An error in words: what happened and what to do."""
+    if isinstance(error, AsksFirst):
+        return message("question", "This takes much", str(error))
     if isinstance(error, (WorkbenchError, ValueError)):
         return message("error", "This cannot be analysed", str(error) or "unknown error")
     if error is not None and ran_out_of_memory(error):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from workbench.app.estimates import weigh_loading
 from workbench.app.jobs import Job
 from workbench.errors import WorkbenchError
 
@@ -22,6 +23,8 @@ def load_model(source: str, job: Job, *, device: str = "cpu") -> Any:
 
     if not source:
         raise WorkbenchError("no model is named; choose one in the field “Model”")
+
+    weigh_loading(job, source)
 
     def report(stage: str, done: int, total: int) -> None:
         job.report(done / total if total else 0.0, stage)

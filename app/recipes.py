@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from workbench.analyses import Result
+    from workbench.estimates import Estimate
 
 SINK_LENGTH = 64  # tokens of a sequence in which sinks are counted (Gu et al. 2024)
 SHORTEN = "shorten it, or keep its beginning with the field “Shorten to”"
@@ -86,20 +87,31 @@ class Recipe:
         }[self.reads]
         return hashlib.sha256(repr((self, self.model_of(view), read)).encode()).hexdigest()
 
-    def run(self, model: Any, view: View, text: str, progress: Callable[[float, str], None], memory: Any) -> Result:
+    def run(
+        self,
+        model: Any,
+        view: View,
+        text: str,
+        progress: Callable[[float, str], None],
+        memory: Any = None,
+        before: Callable[[Estimate | None], None] = lambda estimate: None,
+    ) -> Result:
         """The result.
 
         Args:
             text: the words behind ``text_of(view)``.
             memory: for analyses of patterns, a ScoreMemory of the model as it is.
+            before: told what it is going to take, and may raise.
         """
         from workbench import analyses
+        from workbench.analyses.costs import estimate_analysis
 
         analysis = getattr(analyses, self.analysis)
-        given = self._read(model, view, text)
+        given, options = self._read(model, view, text), self._given_options()
+        before(estimate_analysis(self.analysis, model, given[0] if given else None, self.arguments, options))
         helpers = {"progress": progress, "memory": None if self.off else memory}
         takes = inspect.signature(analysis).parameters
-        options = self._given_options() | {name: helper for name, helper in helpers.items() if name in takes}
+        options |= {name: helper for name, helper in helpers.items() if name in takes}
         with self._switched_off(model, given):
             return analysis(model, *given, *self.arguments, **options)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dash.exceptions import PreventUpdate
 
+from workbench.app.estimates import weigh
 from workbench.app.jobs import Job, JobRunner, Task
 from workbench.app.models import ModelStore
 from workbench.app.opened import OpenedResults
@@ -74,7 +75,8 @@ class Services:
         def work(job: Job) -> Any:
             model = self.models.get(model_name, job)
             with self.models.computing(model, job), stoppable(model, job):
-                return recipe.run(model, view, self.text(view, recipe), job.report, self.scores)
+                before = partial(weigh, job, str(model.cfg.device))
+                return recipe.run(model, view, self.text(view, recipe), job.report, self.scores, before)
 
         return Task(recipe.key(view), recipe.title, work, optional)
 

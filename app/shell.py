@@ -11,6 +11,7 @@ from dash.exceptions import PreventUpdate
 
 from workbench.app import exports, registry
 from workbench.app.components import message
+from workbench.app.estimates import AsksFirst
 from workbench.app.jobs import Job
 from workbench.app.messages import error_message
 from workbench.app.recipes import HEAD_STATISTICS
@@ -140,15 +141,18 @@ def _register_jobs(app: Dash, services: Services) -> None:
         Input("view", "data"),
         Input("input", "data"),
         Input("tick", "data"),
+        Input("run-it", "n_clicks"),
         State("session", "data"),
         State("ready", "data"),
         prevent_initial_call=True,
     )
-    def follow(query: str, given: dict, tick: int, session: str, ready: str) -> Any:
+    def follow(query: str, given: dict, tick: int, agreed: int, session: str, ready: str) -> Any:
         if not query:
             raise PreventUpdate
         view = services.view(query)
-        progress = progress_of(services, view, session, ready, again="input.data" in ctx.triggered_prop_ids)
+        agreed = "run-it.n_clicks" in ctx.triggered_prop_ids
+        again = agreed or "input.data" in ctx.triggered_prop_ids
+        progress = progress_of(services, view, session, ready, again=again, agreed=agreed)
         nearest = services.nearest_head(view)
         if nearest is None:
             return progress
@@ -263,15 +267,23 @@ def view_of(default: View, given: dict, values: dict[str, Any]) -> View:
     return dataclasses.replace(default, **given, **fields)
 
 
-def progress_of(services: Services, view: View, session: str, ready: str, *, again: bool) -> tuple:
-    """Brings the view's next unfinished task on its way and says where it stands; values for ``follow``'s outputs."""
+def progress_of(
+    services: Services, view: View, session: str, ready: str, *, again: bool, agreed: bool = False
+) -> tuple:
+    """Brings the view's next unfinished task on its way and says where it stands; values for ``follow``'s outputs.
+
+    Args:
+        again: starts afresh what failed or was cancelled.
+        agreed: starts what asks first.
+    """
     done: list[str] = []
     while waiting := [task for task in registry.BY_NAME[view.page].tasks(services, view) if task.key not in done]:
         task = waiting[0]  # what comes behind it may depend on its result
         if services.jobs.result(task.key) is None:
-            job = services.jobs.request(session, task, again=again)
+            job = services.jobs.request(session, task, again=again, agreed=agreed)
             job.wait(AT_ONCE_SECONDS)
-            if job.state != "done" and not (task.optional and job.state == "failed"):
+            goes_on_without = task.optional and job.state == "failed" and not isinstance(job.error, AsksFirst)
+            if job.state != "done" and not goes_on_without:
                 return _newly("\n".join(done) or ready, ready), *_unfinished(job)
         done.append(task.key)
     return _newly("\n".join(done), ready), no_update, [], True, "", 0, "main"
@@ -284,7 +296,8 @@ def _newly(done: str, before: str) -> Any:
 
 def _unfinished(job: Job) -> tuple:
     if job.state == "running":
-        text = f"{job.text or job.task.title} · {job.seconds:.0f} s"
+        expected = f" of {job.expected}" if job.expected else ""
+        text = f"{job.text or job.task.title} · {job.seconds:.0f} s{expected}"
         return time.monotonic(), [], False, text, 100 * job.fraction, "main stale"
     alert = CANCELLED if job.state == "cancelled" else error_message(job.error)
     return no_update, alert, True, "", 0, "main stale"

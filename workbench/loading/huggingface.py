@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,35 @@ class SafetensorsFiles(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._file_of)
 
+    def n_elements(self) -> int:
+        """How many numbers the files hold."""
+        return sum(math.prod(file.get_slice(name).get_shape()) for name, file in self._file_of.items())
+
     def stored_type(self) -> str:
         """The type of the tensors on disk; where there are several, the commonest last."""
         codes = [file.get_slice(name).get_dtype() for name, file in self._file_of.items()]
         names = [_TYPE_NAMES.get(code, code) for code in sorted(set(codes), key=codes.count)]
         return " and ".join(names) or "empty"
+
+
+def folder_tensors(folder: Path) -> SafetensorsFiles:
+    """The weights of a folder in Hugging Face's layout, of which nothing but the headers is read.
+
+    Raises:
+        ModelNotFoundError, CorruptWeightsError: as ``folder_checkpoint``.
+    """
+    config_path = folder / "config.json"
+    return SafetensorsFiles(_weight_files(folder, _read_json(config_path) if config_path.is_file() else {}))
+
+
+def folder_in_cache(repo_id: str) -> Path | None:
+    """The folder of a model of the hub that is in its cache, None where it is not; asks nobody."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, local_files_only=True))
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError):
+        return None
 
 
 def folder_checkpoint(folder: Path, *, tokenizer: Any = None, revision: str | None = None) -> Checkpoint:

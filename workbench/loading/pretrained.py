@@ -88,7 +88,7 @@ def open_checkpoint(
         _refuse_revision(revision, "a known name, which is one fixed artefact,")
         folder = sources.fetch(str(source), progress)
         return dataclasses.replace(huggingface.folder_checkpoint(folder, tokenizer=tokenizer), model_name=str(source))
-    if (path := _local_path(source)) is not None:
+    if (path := local_path(source)) is not None:
         _refuse_revision(revision, "a local path")
         opened = huggingface.folder_checkpoint if path.is_dir() else gguf_checkpoint
         return opened(path, tokenizer=tokenizer)
@@ -103,11 +103,11 @@ def check_source(source: str) -> None:
     Raises:
         ModelNotFoundError: it does not, as ``load_pretrained`` would say.
     """
-    if source not in sources.KNOWN_MODELS and _local_path(source) is None:
+    if source not in sources.KNOWN_MODELS and local_path(source) is None:
         _from_hub(source, None, files=("config.json",))
 
 
-def _local_path(source: str | Path) -> Path | None:
+def local_path(source: str | Path) -> Path | None:
     """The folder or file that ``source`` names; None where it looks like an id on the hub."""
     if not str(source):  # which would stand for the present folder
         raise ModelNotFoundError(f"no model is named; {sources.near_names('')}")

@@ -1,0 +1,125 @@
+"""What an analysis is going to take, before it runs: the runs of the model that it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.analyses.interventions.metrics import ROWS_PER_UNEMBEDDING
+from workbench.analyses.running import TOKENS_PER_RUN
+from workbench.estimates import Estimate, estimate_run
+
+LENS_COPIES, WHAT_IF_COPIES = 15, 6  # of a distribution in float64, at a time
+ABLATIONS_PER_HEAD = 9  # interventions that induction_heads makes on a candidate and its control
+SWEEP = 0.5  # of a run: an intervention on a layer repeats only the layers from there on
+GRADIENT = 3.0  # runs: forward, and back through activations and weights
+
+
+def estimate_analysis(
+    analysis: str, model: Any, inputs: Any = None, arguments: tuple = (), options: Mapping[str, Any] | None = None
+) -> Estimate | None:
+    """What an analysis takes beside the model: memory within a factor of 2, and its work, from which time follows.
+
+    Args:
+        analysis: its name in ``workbench.analyses``.
+        inputs: what it gets after the model, where that has ``tokens``: described tokens or a PromptSet.
+        arguments, options: what else it gets.
+
+    Returns:
+        None for an analysis of which nothing is known here, or a model that is no HookedTransformer.
+    """
+    estimate = _ESTIMATES.get(analysis)
+    cfg = model.cfg
+    if estimate is None or not hasattr(cfg, "layer_types") or getattr(cfg, "n_encoder_layers", None) is not None:
+        return None
+    size = (1, 1) if inputs is None else (int(inputs.tokens.shape[-2]), int(inputs.tokens.shape[-1]))
+    return estimate(cfg, size, arguments, options or {})
+
+
+Size = tuple[int, int]  # sequences, tokens of each
+
+
+def _head_statistics(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    n_sequences, n_tokens = size
+    together = min(n_sequences, max(1, TOKENS_PER_RUN // n_tokens))
+    return _batches(cfg, size, together, statistics=True)
+
+
+def _batches(cfg: Any, size: Size, together: int, **what: bool) -> Estimate:
+    """A run over so many sequences at a time."""
+    return estimate_run(cfg, size[1], n_sequences=together, **what) * (size[0] / together)
+
+
+def _head_pattern(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    run = estimate_run(cfg, size[1], n_layers=arguments[0] + 1)
+    measured = run.pairs / (arguments[0] + 1) / cfg.n_heads  # of one head
+    cells = 8 * 3 * min(size[1], options.get("max_cells", 512)) * size[1]
+    return replace(run, measured_pairs=measured).keeping(cells)
+
+
+def _attention_sinks(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    length = min(size[1], options.get("n_tokens", 64))
+    together = min(size[0], max(1, TOKENS_PER_RUN // length))
+    n, n_all = together * length, size[0] * length
+    values = n * cfg.dtype.itemsize * cfg.n_layers * cfg.n_key_value_heads * cfg.d_head
+    outputs = 2 * n * cfg.dtype.itemsize * cfg.n_heads * cfg.d_model  # of one layer, before their norms are taken
+    tables = 16 * 8 * n_all * cfg.n_layers * cfg.n_heads
+    measured = _batches(cfg, (size[0], length), together, statistics=True)
+    norms = Estimate(products=n_all * cfg.n_layers * cfg.n_heads * cfg.d_head * cfg.d_model)
+    again = _batches(cfg, (size[0], length), together)
+    return (measured + again + norms).keeping(values + outputs + tables)
+
+
+def _unembedded(cfg: Any, n_tokens: int, times: float, copies: int) -> Estimate:
+    """Distributions at every position, so many times, a few rows at a time."""
+    rows = min(n_tokens, ROWS_PER_UNEMBEDDING)
+    entries = n_tokens * cfg.d_vocab
+    work = Estimate(products=entries * cfg.d_model, entries=entries) * times
+    return work.keeping(copies * 8 * rows * cfg.d_vocab)
+
+
+def _logit_lens(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    run = estimate_run(cfg, size[1], streams=True)
+    return run + _unembedded(cfg, size[1], 2 * (cfg.n_layers + 1), LENS_COPIES)
+
+
+def _what_if(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    return estimate_run(cfg, size[1]) * 2 + _unembedded(cfg, size[1], 2, WHAT_IF_COPIES)
+
+
+def _induction_heads(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    n_sequences, length = options.get("n_sequences", 8), options.get("length", 64)
+    n_tokens = options.get("n_copies", 2) * length + 1
+    n_ablated = options.get("n_ablated", min(5, cfg.n_layers * cfg.n_heads))
+    run = estimate_run(cfg, n_tokens, n_sequences=n_sequences, logits=True)
+    statistics = _head_statistics(cfg, (n_sequences, n_tokens), (), {})
+    patterns = cfg.dtype.itemsize * cfg.n_layers * n_sequences * cfg.n_heads * n_tokens**2 * (n_ablated > 0)
+    sweep = run * (2 + SWEEP * ABLATIONS_PER_HEAD * n_ablated)
+    return statistics + sweep.keeping(patterns)
+
+
+def _attribution_agreement(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    run = estimate_run(cfg, size[1], n_sequences=size[0])
+    ablations = len(options.get("ablations", ("zero", "mean", "resample")))
+    patterns = 3 * cfg.dtype.itemsize * cfg.n_layers * size[0] * cfg.n_heads * size[1] ** 2
+    return (run * (GRADIENT + ablations * (1 + SWEEP * cfg.n_layers * cfg.n_heads))).keeping(patterns)
+
+
+def _source_attribution(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    run = estimate_run(cfg, size[1], n_sequences=size[0])
+    patterns = 3 * cfg.dtype.itemsize * cfg.n_layers * size[0] * cfg.n_heads * size[1] ** 2
+    n_rankings, n_shares = 10, 5
+    return (run * (GRADIENT + size[1] + 2 * n_rankings * n_shares)).keeping(patterns)
+
+
+_ESTIMATES: Mapping[str, Callable[[Any, Size, tuple, Mapping[str, Any]], Estimate]] = {
+    "attention_sinks": _attention_sinks,
+    "attribution_agreement": _attribution_agreement,
+    "head_pattern": _head_pattern,
+    "head_statistics": _head_statistics,
+    "induction_heads": _induction_heads,
+    "logit_lens": _logit_lens,
+    "source_attribution": _source_attribution,
+    "what_if": _what_if,
+}
