@@ -50,8 +50,13 @@ def test_an_address_means_the_same_on_a_server_that_opens_on_another_model(view:
 
 def test_every_field_is_in_the_address_and_defaults_are_left_out() -> None:
     changed = View(
-        "m", "t", 5, "sinks", 1, 2, "entropy", "self_weight", "sink_mass", "mean", "sqrt", (1, 2), (3, 4),
-        "previous_token", "sink_mass", 8, 9, 10, ("L1H2", "L2:>0"), 6, 7, "greater_than", "entropy", "mean", 3,
+        model="m", text="t", max_tokens=5, page="sinks", layer=1, head=2, score="entropy", x="self_weight",
+        y="sink_mass", pooling="mean", scale="sqrt", queries=(1, 2), keys=(3, 4), show="layer", first_token="apart",
+        weighting="value", unit="word", induction_score="previous_token", sink_score="sink_mass", length=8, sequences=9,
+        seed=10, off=("L1H2", "L2:>0"), position=6, lens_position=7, task="greater_than", own_prompts="{}",
+        measure="entropy", ablation="mean", prompt=3, target="yes", foil="no", new_tokens=3, temperature=0.5, draw=4,
+        step=2, step_score="max_weight", asked=("copying", "purpose"), other_model="n", other_text="u", other_layer=0,
+        other_head=1, compared_score="entropy", opened="head_statistics.0",
     )  # fmt: skip
     assert all(getattr(changed, f.name) != getattr(View(), f.name) for f in dataclasses.fields(View))
     assert from_query(to_query(changed), View())[0] == changed
