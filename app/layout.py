@@ -188,6 +188,13 @@ def _input_form(view: View, models: Mapping[str, str]) -> html.Div:
                 size="sm",
                 spellCheck=False,
             ),
+            html.Div(
+                [
+                    html.Button("Open a text file", id="open-text", className="text-button", type="button"),
+                    html.Span("", id="text-file", role="status", className="muted"),
+                ],
+                className="text-file",
+            ),
             dmc.NumberInput(
                 id="max-tokens",
                 label="Shorten to",

@@ -47,6 +47,7 @@ def serve(
     port: int,
     open_browser: bool,
     say: Callable[[str], None],
+    text: str | None = None,
     opened: Result | None = None,
 ) -> None:
     """Runs the dashboard on this machine until it is interrupted.
@@ -56,6 +57,7 @@ def serve(
         device: where models run.
         port: where to listen; when it is taken, the next free port.
         say: told in words where the dashboard is.
+        text: to open on; None takes a sample.
         opened: a saved result to open on.
 
     Raises:
@@ -64,6 +66,8 @@ def serve(
     listener = listen(port)
     url = f"http://{HOST}:{listener.getsockname()[1]}/"
     services = services_on(model, ModelStore(load=partial(load_model, device=device)))
+    if text is not None:
+        services.default = replace(services.default, text=services.texts.put(text, for_good=True))
     if opened is not None:
         services.default = replace(services.default, page="result", opened=services.opened.put(opened))
     server = make_server(
@@ -131,7 +135,10 @@ def app_of(services: Services) -> Dash:
         on_error=shell.show_error,
         add_log_handler=False,
     )
-    app.layout = lambda: document(uuid.uuid4().hex, services.default, services.known_models)
+    first = services.default
+    app.layout = lambda: document(
+        uuid.uuid4().hex, replace(first, text=services.texts.get(first.text)), services.known_models
+    )
     shell.register(app, services)
     requests.guard(app, HOST)
     started = uuid.uuid4().hex

@@ -241,6 +241,7 @@ def to_query(view: View) -> str:
 def from_query(query: str, default: View) -> tuple[View, list[str]]:
     """Reads a query string, which anyone may have written: (view, one sentence on each thing that was ignored)."""
     pairs = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True, max_num_fields=None))
+    is_written = "v" in pairs  # by to_query, which leaves out what every view begins with
     version = pairs.pop("v", VERSION)
     if version != VERSION:
         return default, [f"The link was made by another version ({version[:20]!r}); showing the start page."]
@@ -255,7 +256,8 @@ def from_query(query: str, default: View) -> tuple[View, list[str]]:
             fields[field] = parse(text)
         except ValueError as error:
             notices.append(f"The link's {name!r} {error}; it was ignored.")
-    return dataclasses.replace(default, **fields), notices
+    first = View(model=default.model, page=default.page) if is_written else default
+    return dataclasses.replace(first, **fields), notices
 
 
 class TextStore:
@@ -264,10 +266,15 @@ class TextStore:
     def __init__(self, keep: int = 32) -> None:
         self._keep = keep
         self._texts: OrderedDict[str, str] = OrderedDict()
+        self._kept: set[str] = set()  # for good
         self._lock = threading.Lock()
 
-    def put(self, text: str) -> str:
-        """What goes into ``View.text``: the text itself, or ``@`` and its digest."""
+    def put(self, text: str, *, for_good: bool = False) -> str:
+        """What goes into ``View.text``: the text itself, or ``@`` and its digest.
+
+        Args:
+            for_good: keeps it however many others come.
+        """
         content = text.encode("utf-8", "replace")  # what is no character at all becomes a question mark
         if len(content) <= MAX_INLINE and not text.startswith("@"):
             return content.decode()
@@ -275,8 +282,10 @@ class TextStore:
         with self._lock:
             self._texts[name] = content.decode()
             self._texts.move_to_end(name)
-            while len(self._texts) > self._keep:
-                self._texts.popitem(last=False)
+            self._kept |= {name} if for_good else set()
+            passing = [other for other in self._texts if other not in self._kept]
+            for other in passing[: max(len(passing) - self._keep, 0)]:
+                del self._texts[other]
         return name
 
     def get(self, stored: str) -> str:

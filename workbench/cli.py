@@ -91,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     app.add_argument("--model", default="demo", help="what it opens on (default: the bundled demo model)")
     app.add_argument("--port", type=_port, default=8050, help="where it listens; a taken port gives the next free one")
     _add_device(app)
+    app.add_argument("--text", type=_path, metavar="FILE", help="a UTF-8 text file to look at")
+    app.add_argument("--open", metavar="FILE", help="a saved result (.json or .npz) to look at")
     app.add_argument("--no-browser", action="store_true", help="do not open a browser, only print the address")
     app.set_defaults(run=commands.app)
 

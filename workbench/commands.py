@@ -37,6 +37,7 @@ SINK_LENGTH = 64  # tokens of a sequence in which sinks are counted (Gu et al. 2
 
 def app(options: argparse.Namespace) -> None:
     _require("dash", "dash_mantine_components", "dash_ag_grid", extra="app")
+    from workbench.analyses import load_result
     from workbench.app.main import serve
     from workbench.loading.pretrained import check_source
 
@@ -46,8 +47,12 @@ def app(options: argparse.Namespace) -> None:
 
     device = _checked_device(options.device)
     check_source(options.model)
+    text = None if options.text is None else _text_of(options)
+    opened = None if options.open is None else load_result(options.open)
     with suppress(KeyboardInterrupt):  # the way to stop it
         serve(
+            text=text,
+            opened=opened,
             model=options.model,
             device=device,
             port=options.port,
@@ -324,7 +329,7 @@ def _text_of(options: argparse.Namespace) -> str:
     from workbench.analyses.inputs import read_text
     from workbench.tokens import check_characters
 
-    text = options.prompt if options.prompt is not None else read_text(options.text)
+    text = read_text(options.text) if options.text is not None else options.prompt
     check_characters(text)
     if not text.strip():
         raise WorkbenchError(f"{options.text or 'the prompt'} is empty; give some words to analyse")

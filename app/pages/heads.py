@@ -74,7 +74,18 @@ def layout(view: View) -> list[Any]:
         ],
         note="The colour is the layer.",
     )
-    return [html.Div([overview, detail, numbers, scatter], className="columns")]
+    return [_hint(), html.Div([overview, detail, numbers, scatter], className="columns")]
+
+
+def _hint() -> html.Div:
+    """What to do here, for who has never been here; hint.js shows it once."""
+    lines = (
+        "Every cell of the map is an attention head. Click one to see where it looks, and “Open pattern” to read it.",
+        "Type your own text at the left, or choose another model, and press “Analyse”.",
+        "The other pages ask more of the same model and text. The address holds all that you see: copy it to share it.",
+    )
+    close = html.Button("Got it", id="close-hint", className="text-button", type="button")
+    return html.Div([html.Ol([html.Li(line) for line in lines]), close], id="hint", className="hint", hidden=True)
 
 
 def figures(view: View) -> dict[str, Shown]:
