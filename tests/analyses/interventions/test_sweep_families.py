@@ -81,10 +81,10 @@ def metrics(prompts: Sequences) -> dict[str, tuple[Metric, Callable[[Tensor], Te
 def interventions(model: HookedTransformer) -> list[Intervention]:
     """At every hook point of the last layer and at some of the others, alone and with an earlier edit."""
 
-    def edit(x: Tensor, hook: Any) -> Tensor:  # another one for each prompt
+    def edit(x: Tensor, hook: Any) -> Tensor:  # another one for each prompt and position
         if not x.is_floating_point():  # which experts
             return x.flip(-1)
-        return x * torch.linspace(0.3, 0.6, len(LENGTHS), dtype=x.dtype).view(-1, *[1] * (x.dim() - 1)) + 0.1
+        return x * torch.linspace(0.3, 0.6, x.numel(), dtype=x.dtype).view(x.shape) + 0.1
 
     editable = {name for name, point in model.hook_dict.items() if not isinstance(point, ReadOnlyHookPoint)}
     points = [name for name in model.active_hook_names(None) if name in editable]
