@@ -22,6 +22,7 @@ _EVENT: Accepted = (dict, _NOTHING)
 _PROPERTIES: dict[str, Accepted] = {
     "n_clicks": (*_NUMBER, _NOTHING),
     "value": (str, *_NUMBER, _NOTHING),
+    "description": (str, _NOTHING),
     "search": (str, _NOTHING),
     "pathname": (str, _NOTHING),
     "clickData": _EVENT,

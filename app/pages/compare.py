@@ -250,6 +250,11 @@ def register(app: Dash, services: Services) -> None:
         said = " ".join(f"{side.upper()}: {text}" for side, text in result.settings["shown"].items())
         return on_card(shown.draw(result, scheme), 470, revision="patterns"), title, said
 
+    @app.callback(Output("model", "description"), Input("ready", "data"), State("model", "description"))
+    def tell_loaded(ready: str, said: str) -> str:
+        loaded = services.models.names()
+        return said.partition(". In memory: ")[0] + (f". In memory: {', '.join(loaded)}" if loaded else "")
+
     @app.callback(
         Output("compare-facts", "children"),
         Output("compare-what", "children"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 from dash.exceptions import PreventUpdate
 
 from workbench.app.components import card, graph, number, on_card, tiles
@@ -63,7 +63,7 @@ def layout(view: View) -> list[Any]:
                 className="buttons",
             )
         ],  # fmt: skip
-        note=html.Span("", id="off-note", role="status"),
+        note=[html.Div("", id="off-refused", role="alert"), html.Span("", id="off-note", role="status")],
     )
     following = card(
         html.Span("Next token", id="following-title"),
@@ -166,6 +166,19 @@ def register(app: Dash, services: Services) -> None:
         off, query = given[-2:]
         return with_chosen(off or [], str(ctx.triggered_id), services.view_on(NAME, query))
 
+    @app.callback(
+        Output("off", "value", allow_duplicate=True),
+        Output("off-refused", "children"),
+        Input("off", "value"),
+        State("view", "data"),
+        prevent_initial_call=True,
+    )
+    def refuse(off: list | None, query: str) -> Any:
+        refused = names_refused(services, services.view_on(NAME, query), off or [])
+        if not refused:
+            return no_update, ""
+        return [name for name in off or [] if name not in refused], " ".join(refused.values())
+
     app.clientside_callback(
         ClientsideFunction("workbench", "undo"),
         Output("off", "value", allow_duplicate=True),
@@ -182,6 +195,25 @@ def register(app: Dash, services: Services) -> None:
             case {"points": [{"x": int() | float() as place}, *_]}:
                 return round(place)
         raise PreventUpdate
+
+
+def names_refused(services: Services, view: View, off: list[str]) -> dict[str, str]:
+    """Names that name nothing in the view's model or text → what was expected, in a sentence; empty as long as the
+    model is not in memory to tell."""
+    from workbench.analyses.interventions.switches import switched_off
+
+    model = services.models.loaded(view.model)
+    if model is None:
+        return {}
+    recipe = predictions(view)
+    tokens = recipe.tokens(model, view, services.text(view, recipe)) or [[]]
+    refused = {}
+    for name in off:
+        try:
+            switched_off(model, [name], len(tokens[0]))
+        except ValueError as error:
+            refused[name] = f"Not switched off: {error}."
+    return refused
 
 
 _PARTS = (("", "figure"), ("-title", "children"), ("-note", "children"))
