@@ -181,7 +181,8 @@ class VisibleKeys:
     @property
     def by_distance(self) -> bool:
         """Whether only their distance decides if a query sees a key."""
-        return not self.has_documents and not self.has_global and self.key_padding is None and self.query_padding is None
+        has_padding = self.key_padding is not None or self.query_padding is not None
+        return not (self.has_documents or self.has_global or has_padding)
 
     @cached_property
     def _bounds(self) -> Tensor:

@@ -28,13 +28,15 @@ class MatchList:
         """Adds the weight on matching keys to ``mass``.
 
         Args:
-            weights: of a tile, [key/value head, key, group, row].
+            weights: of a tile, [key/value head, key, group, row], contiguous.
             mass: [key/value head, group, row, name], contiguous.
         """
-        found = weights.permute(0, 2, 1, 3)[:, :, self.key, self.row]  # [key/value head, group, pair]
-        runs = mass.flatten(2)
-        first = torch.arange(0, mass.numel(), runs.shape[2], device=mass.device).view(*runs.shape[:2], 1)
-        mass.view(-1).index_add_(0, (first + self.run).flatten(), found.flatten())
+        heads, n_keys, group, rows = weights.shape
+        place = torch.add(self.row, self.key, alpha=group * rows)
+        place = place + torch.arange(0, group * rows, rows, device=place.device)[:, None]
+        place = place + torch.arange(0, weights.numel(), n_keys * group * rows, device=place.device)[:, None, None]
+        found = weights.view(-1).index_select(0, place.flatten())
+        mass.view(heads * group, -1).index_add_(1, self.run, found.view(heads * group, -1))
 
 
 @dataclass(frozen=True, eq=False)

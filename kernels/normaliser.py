@@ -22,7 +22,8 @@ class Normaliser:
     A float32 of 200 is rounded to 1e-5, and so would be every weight of a row from its lse alone; besides, lse may come
     from an operator that rounds its scores otherwise than our tiles do. So where lse is large, ``rest`` is what a pass
     over our own tiles finds between their normaliser and ``lse``; it is 0 in blocks of rows where all are small, and
-    None where there are no others. Rows without a key have 0 in both.
+    None where there are no others. A forward over the same tiles has the largest score and the rest at once. What is
+    subtracted from rows without a key does not matter.
     """
 
     lse: Tensor
@@ -52,19 +53,17 @@ class Normaliser:
 
         [key/value head, group · row] each.
         """
-        parts = [part[place].flatten(1) for part in (self.lse, self.rest) if part is not None]
-        total = sum(parts)
-        return [total] if len(parts) == 1 or total.abs().amax() <= _LARGE else parts
+        lse = self.lse[place].flatten(1)
+        if self.rest is None:
+            return [lse]
+        rest = self.second(place)
+        total = lse + rest
+        return [total] if total.abs().amax() <= _LARGE else [lse, rest]
 
     def second(self, place: Place) -> Tensor:
         """The second part for the rows at ``place``, [key/value head, group · row]."""
         assert self.rest is not None
         return self.rest[place].flatten(1)
-
-    def store(self, place: Place, lse: Tensor, rest: Tensor) -> None:
-        """Both parts for the rows at ``place``, [key/value head, group · row] each."""
-        for target, part in ((self.lse, lse), (self.rest, rest)):
-            target[place] = part.view_as(target[place])
 
 
 def _add_tiles(tiling: Tiling, lse: Tensor, rest: Tensor, pieces: list[list[RowBlock]], grid: KeyGrid) -> None:

@@ -26,15 +26,16 @@ class OnlineForward:
     normaliser: Normaliser  # m and log2 l
     _values: Tensor  # [batch, key/value head, key, d_head]
     _z: Tensor  # [batch, key/value head, group, query, d_head]
-    _lse: Tensor  # [batch, key/value head, group, query], in base 2
+    _rows: Tensor  # m, log2 l and lse in base 2: [3, batch, key/value head, group, query]
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule) -> OnlineForward:
         tiling = Tiling.of(q, k, rule)
         values = real_entries(v, rule.mask.key_padding).to(tiling.keys.dtype)
         z = torch.empty_like(tiling.queries)
-        zeros = z.new_zeros(2, *z.shape[:4])
-        return cls(tiling, Normaliser(zeros[0], zeros[1]), values, z, z.new_full(z.shape[:4], -torch.inf))
+        rows = z.new_zeros(3, *z.shape[:4])
+        rows[2] = -torch.inf  # which it stays where a block of rows sees no key at all
+        return cls(tiling, Normaliser(rows[0], rows[1]), values, z, rows)
 
     def run(self) -> None:
         """All rows."""
@@ -65,30 +66,37 @@ class OnlineForward:
             Of the last tile s - m and exp2(s - m), [key/value head, key, group · row] each, in the first and in the
             last scratch memory; None where there is no tile.
         """
-        output = queries.new_zeros(queries.shape)
-        maximum = queries.new_full((len(queries), queries.shape[2]), -torch.inf)
-        pivot, normaliser = torch.zeros_like(maximum), torch.zeros_like(maximum)
-        tile = None
+        low, maximum, tile = self.tiling.low, None, None
         for span, bound in zip(spans, hidden, strict=True):
             scores = self.tiling.scores(block, heads, span, queries, scratch[0])
             hide(scores, bound)
-            raised = torch.maximum(maximum, scores.amax(1))
-            pivot = raised.masked_fill(raised <= self.tiling.lowest, 0.0)  # no key so far: weights must be 0
-            scores -= pivot[:, None]
+            raised = scores.amax(1, keepdim=True).clamp_(min=low)  # no key so far: weights must be 0
+            if maximum is not None:
+                raised = torch.maximum(maximum, raised)
+            scores -= raised
             weights = torch.exp2(scores, out=scratch[-1][: scores.numel()].view(scores.shape))
-            rescale = torch.exp2(maximum - pivot)
-            normaliser.mul_(rescale).add_(weights.sum(1))
-            values = self._values[block.batch, heads, span.start : span.stop]
-            output.mul_(rescale[:, None]).baddbmm_(values.mT, weights)
+            total, values = weights.sum(1, keepdim=True), self._values[block.batch, heads, span.start : span.stop].mT
+            if maximum is None:
+                normaliser, output = total, torch.bmm(values, weights)
+            else:
+                rescale = torch.exp2(maximum - raised)
+                normaliser.mul_(rescale).add_(total)
+                output.mul_(rescale).baddbmm_(values, weights)
             maximum, tile = raised, (scores, weights)
-        place, shape = block.place(heads), (self.tiling.group, len(block))
-        total = normaliser.masked_fill(normaliser == 0, 1.0)
-        output /= total[:, None]
-        self._z[place] = output.unflatten(2, shape).permute(0, 2, 3, 1)
-        self.normaliser.store(place, pivot, total.log2())
-        self._lse[place] = (pivot + normaliser.log2()).unflatten(1, shape)
+        if maximum is None:
+            self._z[block.place(heads)] = 0.0
+        else:
+            self._store(block, heads, output, maximum, normaliser)
         return tile
+
+    def _store(self, block: RowBlock, heads: slice, output: Tensor, maximum: Tensor, normaliser: Tensor) -> None:
+        place, shape = block.place(heads), (self.tiling.group, len(block))
+        total = normaliser.clamp(min=1.0)  # that is the least, but for rows without a key
+        output /= total
+        self._z[place] = output.unflatten(2, shape).permute(0, 2, 3, 1)
+        rows = torch.cat((maximum, total.log2(), maximum + normaliser.log2()), 1)  # [key/value head, 3, group · row]
+        self._rows[:, *place] = rows.unflatten(2, shape).movedim(1, 0)
 
     def results(self) -> tuple[Tensor, Tensor]:
         """z [batch, head, query, d_head] and lse [batch, head, query], in nats."""
-        return self._z.flatten(1, 2), self._lse.flatten(1, 2) / LOG2_E
+        return self._z.flatten(1, 2), self._rows[2].flatten(1, 2) / LOG2_E

@@ -36,8 +36,8 @@ def tile_statistics(
 ) -> dict[str, Any]:
     """Entropy (of the keys alone), maximum, distance, match and class mass, received, pooled maps, top keys.
 
-    With a ``forward``, whose normaliser that is, its z and lse are calculated in the same pass: where a row has a single
-    tile, the weights in it serve both. The request has to have the usual cut.
+    With a ``forward``, whose normaliser that is, its z and lse are calculated in the same pass: where a row has a
+    single tile, the weights in it serve both. The request has to have the usual cut.
     """
     tile_pass = _TilePass(tiling, normaliser, request, forward)
     if tile_pass.has_work:
@@ -201,15 +201,18 @@ class _TilePass:
         matches: list[TileMatches | None] = [None] * len(spans)
         if self._pairs is not None:
             matches = self._pairs.tiles(block, spans)
-        row, position = torch.arange(block.start, block.stop, device=self._lse.device), block.start + mask.query_offset
+        position = block.start + mask.query_offset
         first = grid.index(spans[0].start) // grid.blocks_per_period * grid.blocks_per_period if spans else 0
         ahead = grid.n_keys if position >= grid.n_keys - 1 else grid.floor(max(position + 1, 0))  # the first column
         tiles: list[_SharedTile] = []
         for span, match in zip(spans, matches, strict=True):
             if not self._needs_every_tile and match is None:
                 continue
-            columns = self._columns[span.start : span.stop].tensor_split([max(ahead - span.start, 0)])
-            distances = position - columns[0], mask.distance(row, columns[1][:, None, None])
+            distances = self._columns[:0], self._columns[:0]
+            if self._request.mean_distance:
+                behind, further = self._columns[span.start : span.stop].tensor_split([max(ahead - span.start, 0)])
+                row = torch.arange(block.start, block.stop, device=further.device)
+                distances = position - behind, mask.distance(row, further[:, None, None])
             key_blocks = slice(grid.index(span.start) - first, grid.index(span.stop - 1) + 1 - first)
             tiles.append(_SharedTile(span, key_blocks, *distances, match))
         all_blocks = slice(first, first + (tiles[-1].key_blocks.stop if tiles else 0))

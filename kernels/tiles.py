@@ -68,7 +68,9 @@ class Tiling:
         n_rows = max(min(_TILE_ROWS // queries.shape[2], keys_per_row // _ROWS_OF_RANGE, 256), 16)
         seen = keys_per_row + n_rows  # keys that a block of rows sees
         one_tile = seen < rule.mask.n_keys and seen * n_rows * queries.shape[2] <= _TILE_SIZE
-        return cls(queries, keys.contiguous(), rule, n_rows, _TILE_SIZE * (_WINDOW_TILES if one_tile else 1))
+        if one_tile:  # a power of 2: pooled maps of such blocks take the same tiles as z and lse
+            return cls(queries, keys.contiguous(), rule, 1 << n_rows.bit_length() - 1, _TILE_SIZE * _WINDOW_TILES)
+        return cls(queries, keys.contiguous(), rule, n_rows, _TILE_SIZE)
 
     @property
     def group(self) -> int:
@@ -134,6 +136,11 @@ class Tiling:
         Finite where no bias may lie as low, so that its product with that weight is 0 as well.
         """
         return -(2.0**126) if self.rule.only_scales else -torch.inf
+
+    @property
+    def low(self) -> float:
+        """From ``lowest``, any shift by a score that is not above this leaves a weight of 0."""
+        return -(2.0**125) if self.rule.only_scales else torch.finfo(self.keys.dtype).min
 
     def block_queries(self, block: RowBlock, kv_heads: slice) -> Tensor:
         """[key/value head, d_head, group · row]"""
