@@ -33,10 +33,6 @@ MIME = {
 MOST_CELLS = 1_000_000  # of a CSV file
 
 
-class NotThere(WorkbenchError):
-    """What was asked for does not exist, or has not been computed."""
-
-
 @dataclass(frozen=True)
 class File:
     """What is downloaded, and under which name."""
@@ -62,10 +58,10 @@ def export(services: Services, view: View, figure: str, format: str, preset: str
         return File(f"{_safe(view.model)}_workbench.ipynb", notebook(services, view), MIME[format])
     shown = registry.BY_NAME[view.page].figures(view).get(figure)
     if shown is None:
-        raise NotThere(f"the page “{view.page}” shows no figure {figure[:40]!r} now")
+        raise WorkbenchError(f"the page “{view.page}” shows no figure {figure[:40]!r} now")
     result = services.jobs.result(shown.recipe.key(view))
     if result is None:
-        raise NotThere("the figure is not computed yet, or no longer held; wait until the page shows it")
+        raise WorkbenchError("the figure is not computed yet, or no longer held; wait until the page shows it")
     name = file_name(view, shown, figure, result)
     if format == "result":
         code = shown.code(view, services.text(view, shown.recipe), result)
@@ -173,13 +169,11 @@ def register(app: Dash, services: Services) -> None:
         figure, format = asked.pop("figure", ""), asked.pop("export-format", "")
         preset = asked.pop("preset", "two-column")
         if format not in FORMATS or preset not in PRESETS:
-            return _refusal("There is no such format or size.", 400)
+            return _message("There is no such format or size.", 400)
         try:
             file = export(services, services.view(urlencode(asked)), figure, format, preset)
-        except NotThere as error:
-            return _refusal(str(error), 404)
-        except (WorkbenchError, ValueError) as error:  # what a figure cannot draw, and why there is no picture
-            return _refusal(str(error), 422)
+        except (WorkbenchError, ValueError) as error:  # a message in place of a file; no fault of the page's
+            return _message(str(error), 200)
         answer = flask.Response(file.content, mimetype=file.mime)
         answer.headers["Content-Disposition"] = f'attachment; filename="{file.name}"'
         answer.headers["X-Content-Type-Options"] = "nosniff"
@@ -194,5 +188,5 @@ def register(app: Dash, services: Services) -> None:
         return message("notice", "No file", problem) if problem else []
 
 
-def _refusal(text: str, status: int) -> flask.Response:
+def _message(text: str, status: int) -> flask.Response:
     return flask.Response(text[:1].upper() + text[1:], status=status, mimetype="text/plain")

@@ -18,8 +18,9 @@
     say("");
     try {
       const answer = await fetch("/export?" + asked, { cache: "no-store" });
-      if (!answer.ok) return say(await answer.text());
-      const name = answer.headers.get("Content-Disposition").match(/filename="?([^";]+)/)[1];
+      const attachment = answer.headers.get("Content-Disposition");
+      if (!attachment) return say(await answer.text()); // a message in place of a file
+      const name = attachment.match(/filename="([^"]+)/)[1];
       if (format === "py") showCode(await answer.text());
       else save(format === "svg" || format === "png" ? await drawn(await answer.json(), format) : await answer.blob(), name);
     } catch (error) {

@@ -8,11 +8,11 @@ from typing import Any
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, dcc, html, no_update, set_props
 from dash.exceptions import PreventUpdate
 
 from workbench.analyses.result import figure_kinds_of
-from workbench.app.components import card, definitions, graph, on_card, plain_table
+from workbench.app.components import card, definitions, graph, message, on_card, plain_table
 from workbench.app.jobs import Task
 from workbench.app.opened import read_files
 from workbench.app.recipes import Opened, Shown
@@ -73,10 +73,14 @@ def register(app: Dash, services: Services) -> None:
         Input("chosen-files", "data"),
         prevent_initial_call=True,
     )
-    def open_files(chosen: list) -> str:
+    def open_files(chosen: list) -> Any:
         if not chosen:
             raise PreventUpdate
-        return services.opened.put(read_files(decoded(chosen)))
+        try:
+            return services.opened.put(read_files(decoded(chosen)))
+        except WorkbenchError as error:
+            set_props("alert", {"children": message("error", "Not opened", str(error))})
+            return no_update
 
 
 def decoded(chosen: list) -> dict[str, bytes]:
@@ -103,13 +107,14 @@ def shown_result(result: Any, shown: dict[str, Shown], scheme: str) -> list[Any]
     drawn = [_figure_card(result, id, how, scheme) for id, how in shown.items() if how.kind in result.figure_kinds]
     tables = [_table_card(name, frame) for name, frame in result.tables().items()]
     made = result.provenance
+    sequences = f"{made.n_sequences:,} sequence{'s' * (made.n_sequences != 1)}"
     facts = [
         ("Model", made.model_name), ("Revision", made.revision or "–"), ("Weights", made.weights),
-        ("Read", made.inputs), ("Tokens", f"{made.n_tokens:,} in {made.n_sequences:,} sequences, {made.bos}"),
+        ("Read", made.inputs), ("Tokens", f"{made.n_tokens:,} in {sequences}, {made.bos}"),
         ("Digest of the tokens", made.inputs_sha256), *made.versions.items(),
     ]  # fmt: skip
     settings = [(name, _short(value)) for name, value in result.settings.items()]
-    about = [(name, f"{quantity.definition}. {quantity.unit}") for name, quantity in result.quantities.items()]
+    about = [(name, f"{quantity.definition}{_unit(quantity.unit)}.") for name, quantity in result.quantities.items()]
     return [
         html.Div(
             [
@@ -138,7 +143,7 @@ def _table_card(name: str, frame: Any) -> html.Section:
     note = f"The first {MOST_ROWS} of {len(frame):,} rows." if len(frame) > MOST_ROWS else None
     rows = frame.head(MOST_ROWS).astype(object).where(frame.head(MOST_ROWS).notna(), None).to_dict("records")
     grid = dag.AgGrid(
-        columnDefs=[{"field": str(column), "headerName": str(column)} for column in frame.columns],
+        columnDefs=[_column(str(name), values.dtype.kind == "f") for name, values in frame.items()],
         rowData=rows,
         className="ag-theme-quartz grid",
         style={"height": "400px"},
@@ -151,6 +156,16 @@ def _table_card(name: str, frame: Any) -> html.Section:
         },
     )
     return card(title, html.Div(grid, role="group", **{"aria-label": title}), note=note)
+
+
+def _column(name: str, is_number: bool) -> dict[str, Any]:
+    digits = "params.value == null ? '–' : d3.format('.4~g')(params.value)"  # none is no zero
+    shown = {"type": "rightAligned", "valueFormatter": {"function": digits}}
+    return {"field": name, "headerName": name, "wrapHeaderText": True} | (shown if is_number else {})
+
+
+def _unit(unit: str) -> str:
+    return f" ({unit})" if unit not in ("", "share of 1") else ""
 
 
 def _short(value: Any, most: int = 300) -> str:
