@@ -50,8 +50,9 @@ class Attention(HeadWeights):
             self.add_module(name, ReadOnlyHookPoint())
 
     def forward(
-        self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext, rows: Tensor | None = None
-    ) -> Tensor:
+        self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext, *,
+        rows: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Inputs [batch, pos, d_model], or with a head axis before d_model; returns [batch, pos, d_model], or with
         ``rows``, int64 [batch, row], the outputs of those positions alone."""
         q, k, v = self.queries_keys_values(q_input, k_input, v_input, context)

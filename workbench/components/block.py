@@ -67,7 +67,7 @@ class Block(nn.Module):
         narrow = None if rows is None or self._listens_behind_z() else rows
         resid_pre = self.hook_resid_pre(residual)
         inputs = self.attention_inputs(resid_pre)
-        attn_out = self.attn(*inputs, contexts.of(self.attn_type), narrow)
+        attn_out = self.attn(*inputs, contexts.of(self.attn_type), rows=narrow)
         if narrow is not None:
             return self._after_attention(at_rows(resid_pre, narrow), at_rows(inputs[0], narrow), attn_out, contexts)
         resid_post = self._after_attention(resid_pre, inputs[0], attn_out, contexts)

@@ -41,8 +41,9 @@ class LinearAttention(HeadWeights):
         self.hook_pattern, self.hook_state = HookPoint(), ReadOnlyHookPoint()
 
     def forward(
-        self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext, rows: Tensor | None = None
-    ) -> Tensor:
+        self, q_input: Tensor, k_input: Tensor, v_input: Tensor, context: AttentionContext, *,
+        rows: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Inputs [batch, pos, d_model], or with a head axis before d_model; returns [batch, pos, d_model], or with
         ``rows``, int64 [batch, row], the outputs of those positions alone."""
         q = self.hook_q(project(q_input, self.W_Q, self.b_Q))  # [batch, pos, n_heads, d_head]
