@@ -73,6 +73,6 @@ def circuit_view(
             beside |= {"x": at, "y": height, "showarrow": False}
             figure.add_annotation(text=f"<b>{name}</b>", yshift=7, **beside)
             figure.add_annotation(text=words, font_size=10, yshift=-8, **beside)
-    figure.update_xaxes(visible=False, range=[-0.5, 1.5], fixedrange=True)
+    figure.update_xaxes(visible=False, range=[-0.5, 1.6], fixedrange=True)
     figure.update_yaxes(visible=False, range=[0, rows], fixedrange=True)
     return figure.update_layout(showlegend=True, legend=LEGEND_ABOVE, margin={"l": 10, "r": 10, "t": 40, "b": 10})

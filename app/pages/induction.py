@@ -100,7 +100,7 @@ def layout(view: View) -> list[Any]:
         graph("induction-ablation", "Change of the repeated tokens' loss when a head is ablated", TALL),
         note=html.Span("", id="induction-ablation-note"),
     )
-    verdicts = card("Verdicts", html.Div(id="induction-verdicts", style={"overflowX": "auto"}))
+    verdicts = card("Verdicts", html.Div(id="induction-verdicts", className="narrow-cells"))
     circuit = CIRCUIT.card(
         graph("induction-circuit", "Previous-token heads at the left, induction heads at the right", TALL),
         note=html.Span("", id="circuit-note"),
@@ -248,9 +248,10 @@ def verdict_table(result: Any) -> Any:
     rows = []
     for place, name in enumerate(result.coordinates["ablated"]):
         layer, head = result["ablated_head"][place]
+        verdict = "" if result["is_control"][place] else str(result["verdict"][place])  # the name says it of controls
         rows.append(
             (
-                [name, html.Div(str(result["verdict"][place]), className="muted")],
+                [name, html.Div(verdict, className="muted")],
                 f"{result['prefix_matching'][layer, head]:.3f}",
                 signed(result["mean_effect"][place]),
                 signed(result["zero_effect"][place]),

@@ -181,7 +181,7 @@ def register(app: Dash, services: Services) -> None:
         view = services.view_on(NAME, query)
         error = services.jobs.error(parts_of(view).key(view))
         if error is not None:
-            nothing = empty_figure(TALL)
+            nothing = empty_figure(TALL, "Nothing to draw")
             return (
                 "What a prediction is made of",
                 error_message(error),

@@ -68,8 +68,8 @@ STREAMING = OnDemand(
     "Forgetting, with and without the sink",
     "Run the streaming experiment",
     f"The loss while only {WINDOW} tokens are remembered, in four ways, and with all of them. The first {STREAMED} "
-    f"tokens are read; of a shorter text, over and over. Five times over {STREAMED} tokens and their keys and values: "
-    "seconds on the demo model, a minute on larger ones.",
+    "tokens are read; of a shorter text, over and over. Some 600 runs of one token, with as many keys and values in "
+    "memory: seconds on the demo model, a minute or more on larger ones.",
 )
 PURPOSE = OnDemand(
     "purpose",

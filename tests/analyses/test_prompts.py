@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import chunked_text, repeated_random_tokens
-from workbench.analyses.inputs import text_to_sequences, text_to_tokens
+from workbench.analyses.inputs import filled_sequences, text_to_sequences, text_to_tokens
 from workbench.analyses.prompts import quoted
 from workbench.analyses.running import Sequences
 
@@ -152,6 +152,20 @@ def test_sequences_cover_the_text_up_to_the_limit() -> None:
         assert found.tokens[:, 1:].flatten().tolist() == everything[: 7 * n_sequences]
         used = f"sequences of BOS and 7 tokens, {7 * n_sequences} of the text's 63"
         assert found.description == f"“{text[:59]}…” in {used}"
+
+
+def test_a_short_text_fills_sequences_over_and_over() -> None:
+    model = model_with(12, tokenizer=Tokenizer())
+    own = [1 + ord(character) % 10 for character in "abcdefghi"]
+    for max_tokens, n_used in ((None, 9), (6, 5), (1, 1)):  # BOS counts among them
+        found = filled_sequences(model, "abcdefghi", max_tokens, length=8, n_sequences=3)
+        assert found.tokens.shape == (3, 8) and (found.tokens[:, 0] == 0).all()
+        assert found.tokens[:, 1:].flatten().tolist() == [own[place % n_used] for place in range(21)]
+        over = f"its {n_used} tokens over and over in 3 sequences of BOS and 7 tokens"
+        assert found.description == f"“abcdefghi”, {over}"
+    found = filled_sequences(model, "abcdefghi", None, length=8, n_sequences=1)
+    assert found.tokens.tolist() == [[0, *own[:7]]]
+    assert found.description == "“abcdefghi” in 1 sequence of BOS and 7 tokens, 7 of the text's 9"
 
 
 class Reader(Tokenizer):

@@ -140,7 +140,7 @@ def test_the_code_of_what_if_gives_the_numbers_of_the_page(services: Services, m
 
 def test_the_lens_says_how_ranks_move_and_shows_a_part_of_a_long_text(services: Services) -> None:
     view = dataclasses.replace(services.default, page="lens", text="a b c d e f " * 10)
-    (result,) = finish(services, view)
+    result, _ = finish(services, view)
     last = len(result.coordinates["query"]) - 1
     assert lens.chosen_position(result, view) == last - 1
     assert lens.chosen_position(result, dataclasses.replace(view, lens_position=10**6)) == last
@@ -453,12 +453,13 @@ def test_another_model_starts_without_a_head_and_another_text_without_a_zoom(ser
     given, *parts = submit("other", "t")
     assert given == before | {"model": "other", "submission": 5}
     assert dict(zip(PARTS_OF_A_TEXT, parts, strict=True)) == {
-        "layer": "", "head": "", "position": "", "lens_position": "", "queries": None, "keys": None, "off": [],
+        "layer": "", "head": "", "position": "", "lens_position": "", "step": 0, "target": "", "foil": "",
+        "queries": None, "keys": None, "off": [], "asked": [],
     }  # fmt: skip
     _, *parts = submit("demo", "another")
-    assert parts == [no_update, no_update, "", "", None, None, no_update]
+    assert parts == [no_update, no_update, "", "", 0, "", "", None, None, no_update, []]
     _, *parts = submit("demo", "t")
-    assert parts == [no_update] * 7  # nothing new: everything stays, and what failed is tried again
+    assert parts == [no_update] * 11  # nothing new: everything stays, and what failed is tried again
 
 
 @pytest.mark.parametrize("model", ["demo", "", "  ", "/a folder/with ünïcode", "x" * 900, "\ud800"])
