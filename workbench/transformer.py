@@ -333,7 +333,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         """The blocks from ``first`` up to ``last``, with hooks that know where the tokens stand in their texts."""
         self.run_positions.queries, self.run_positions.keys = positions, key_positions
         for layer, block in enumerate(self.blocks[first:last], first):
-            residual = block(residual, contexts, rows if layer == last - 1 else None)
+            residual = block(residual, contexts, rows=rows if layer == last - 1 else None)
         return residual
 
     def _run_cached(

@@ -58,7 +58,7 @@ class Block(nn.Module):
             self.ln_cross, self.cross_attn = Norm(cfg), Attention(cfg, layer, cross=True)
             self.hook_cross_attn_out, self.hook_resid_cross = HookPoint(), HookPoint()
 
-    def forward(self, residual: Tensor, contexts: Contexts, rows: Tensor | None = None) -> Tensor:
+    def forward(self, residual: Tensor, contexts: Contexts, *, rows: Tensor | None = None) -> Tensor:
         """The stream [batch, pos, d_model] that enters → the one that leaves.
 
         With ``rows``, int64 [batch, row], it returns those positions alone, [batch, row, d_model], and what lies behind
