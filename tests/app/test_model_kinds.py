@@ -37,7 +37,7 @@ REFUSED = {
     **dict.fromkeys(("windows", "learned sinks", "ALiBi"), NO_WORDS),
     "encoder": dict.fromkeys(PREDICTING, "is bidirectional"),
     "encoder–decoder": dict.fromkeys(registry.BY_NAME, "is an encoder–decoder"),
-    "linear": dict.fromkeys(("heads", "sinks", *PREDICTING), "linear attention"),
+    "linear": dict.fromkeys(("heads", "sinks", "compare", *PREDICTING), "linear attention"),
     "no head": dict.fromkeys(PREDICTING, "no language-model head"),
 }
 
