@@ -207,8 +207,11 @@ def _analyse(
     with output_folder(options.out) if options.out else nullcontext() as output:
         from workbench.loading.pretrained import load_pretrained
         from workbench.loading.progress import terminal_progress
+        from workbench.loading.sizes import size_problem
 
         device = _checked_device(options.device)
+        if problem := size_problem(options.model):
+            sys.stderr.write(f"workbench: {problem}\n")
         with terminal_progress() as report:
             model = load_pretrained(options.model, device=device, progress=report)
             title = name.replace("_", " ").capitalize()

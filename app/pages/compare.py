@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -23,9 +22,10 @@ from workbench.app.components import (
     select,
 )
 from workbench.app.jobs import Task
-from workbench.app.recipes import HEAD_STATISTICS, Compared, Recipe, Shown, chosen_head, pattern_of
+from workbench.app.recipes import Recipe, Shown, chosen_head
 from workbench.app.selection import LAYER_HEIGHT, choose_on_click, clicked_head
 from workbench.app.services import Services
+from workbench.app.sides import head_of_b, heads_of, is_shuffled, other_of, patterns_of
 from workbench.app.state import MAX_NAME, View
 
 NAME, TITLE = "compare", "Compare"
@@ -56,7 +56,6 @@ DEFINITIONS = (
     ("Same rule", "Both patterns are pooled alike: above so many tokens a cell is the maximum, or mean, of a block."),
 )
 TALL = 400
-MOST_CELLS = 200  # of a pattern, a side: each gets a pixel in half a window
 LOSS = Recipe("what_if", "Loss of the text", arguments=((),))
 
 
@@ -131,41 +130,6 @@ def _fields(view: View) -> list[Any]:
             className="buttons compare-buttons",
         ),
     ]
-
-
-def other_of(recipe: Recipe, view: View) -> Recipe:
-    """The recipe as B has it."""
-    model = None if view.other_model in ("", view.model) else view.other_model
-    return dataclasses.replace(recipe, model=model, text=view.other_text or None, shuffled=is_shuffled(view))
-
-
-def is_shuffled(view: View) -> bool:
-    """Whether B reads the text's words in another order, as nothing else would tell it from A."""
-    same_head = not view.has_head or head_of_b(view) == chosen_head(view)
-    return not view.other_text and view.other_model in ("", view.model) and same_head
-
-
-def head_of_b(view: View) -> tuple[int, int]:
-    """(layer, head) that is looked at in B: A's where none is chosen. The view has a head."""
-    assert view.layer is not None and view.head is not None
-    return (
-        view.layer if view.other_layer is None else view.other_layer,
-        view.head if view.other_head is None else view.other_head,
-    )
-
-
-def heads_of(view: View) -> Compared:
-    """All heads of both."""
-    return Compared("compare_heads", "Heads of both", (HEAD_STATISTICS, other_of(HEAD_STATISTICS, view)))
-
-
-def patterns_of(view: View) -> Compared:
-    """The whole patterns of both heads. The view has a head."""
-    layer, head = head_of_b(view)
-    whole = dataclasses.replace(view, queries=None, keys=None)
-    of_b = dataclasses.replace(whole, layer=layer, head=head)
-    patterns = pattern_of(whole, MOST_CELLS), other_of(pattern_of(of_b, MOST_CELLS), view)
-    return Compared("compare_patterns", "Patterns of both", patterns)
 
 
 def figures(view: View) -> dict[str, Shown]:

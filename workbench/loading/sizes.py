@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from workbench.estimates import bytes_in_words, free_memory
 from workbench.loading import huggingface, sources
 from workbench.loading.gguf_file import GGUFFile
 from workbench.loading.pretrained import local_path
@@ -27,6 +28,18 @@ def weights_bytes(source: str | Path, dtype: torch.dtype = torch.float32) -> int
     if path is None:
         return None
     return _of_folder(path, dtype) if path.is_dir() else _of_gguf(path, dtype)
+
+
+def size_problem(source: str | Path) -> str:
+    """What to say of a model whose weights do not fit into the free memory; empty where they do, or none can tell.
+
+    Raises:
+        ModelNotFoundError, CorruptWeightsError: as ``weights_bytes``.
+    """
+    needed, free = weights_bytes(source), free_memory()
+    if needed is None or needed <= free:
+        return ""
+    return f"the weights of {source} take {bytes_in_words(needed)} of memory, but {bytes_in_words(free)} are free"
 
 
 def _of_folder(folder: Path, dtype: torch.dtype) -> int:
