@@ -23,10 +23,10 @@ def card(
 ) -> html.Section:
     """A titled box. ``controls`` stand at the right of the title, ``note`` small below the content.
 
-    Each figure in it gets a menu of the files that it can be exported as, and a card with figures can fill the window.
+    Each figure in it can be exported, and a card with figures can fill the window.
     """
     graphs = [part.id for part in html.Div(list(content))._traverse() if isinstance(part, dcc.Graph)]
-    beside = [*controls, *map(export_menu, graphs), *([_maximise()] if graphs else [])]
+    beside = [*controls, *map(export_button, graphs), *([_maximise()] if graphs else [])]
     head = html.Div(
         [html.H2(title, className="card-title"), html.Div(beside, className="card-controls")],
         className="card-head",
@@ -57,45 +57,10 @@ def graph(id: str, label: str, height: int, *, square: bool = False) -> html.Div
     )
 
 
-SIZES = {"one-column": "One column, 3.3 in", "two-column": "Two columns, 6.9 in", "slide": "Slide, 10 in"}
-
-
-def export_menu(figure: str) -> dmc.Menu:
-    """What the figure of a graph can be saved as. export.js does what the items' data-* attributes say."""
-
-    def item(text: str, format: str, preset: str = "two-column") -> dmc.MenuItem:
-        return dmc.MenuItem(text, **{"data-export": format, "data-figure": figure, "data-preset": preset})
-
-    pictures = [
-        dmc.SubMenu(
-            [
-                dmc.SubMenuTarget(dmc.SubMenuItem(format.upper())),
-                dmc.SubMenuDropdown([item(size, format, preset) for preset, size in SIZES.items()]),
-            ]
-        )
-        for format in ("svg", "pdf", "png")
-    ]
-    return dmc.Menu(
-        [
-            dmc.MenuTarget(
-                dmc.Button("Export", size="compact-xs", variant="subtle", color="gray", className="export-button")
-            ),
-            dmc.MenuDropdown(
-                [
-                    dmc.MenuLabel("Picture"),
-                    *pictures,
-                    item("Page to explore (HTML)", "html"),
-                    dmc.MenuLabel("Numbers"),
-                    item("Numbers drawn (CSV and JSON, zipped)", "csv"),
-                    item("Result, to open again (npz, JSON)", "result"),
-                    dmc.MenuLabel("Code"),
-                    item("Python that makes it", "py"),
-                ]
-            ),
-        ],
-        position="bottom-end",
-        width=290,
-    )
+def export_button(figure: str) -> html.Button:
+    """Opens the export panel, which all figures share, for the figure of a graph; export.js listens."""
+    about = {"data-figure": figure, "aria-haspopup": "dialog", "aria-expanded": "false"}
+    return html.Button("Export", className="export-button", type="button", **about)
 
 
 def empty_figure(height: int, text: str = "") -> go.Figure:

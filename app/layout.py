@@ -81,7 +81,41 @@ def document(session: str, view: View, models: Mapping[str, str]) -> Any:
             dcc.Store(id="export-problem", data=""),
             html.A("Skip to the results", href="#main", className="skip-link"),
             html.Div([_sidebar(view, models), _main(view)], className="shell"),
+            _export_panel(),
             _code_dialog(),
+        ],
+    )
+
+
+def _export_panel() -> html.Div:
+    """What a figure can be saved as; export.js does what the data-export of a button says."""
+    sizes = {"one-column": "1 column", "two-column": "2 columns", "slide": "Slide"}
+
+    def item(text: str, format: str) -> html.Button:
+        return html.Button(text, type="button", className="export-item", **{"data-export": format})
+
+    return html.Div(
+        id="export-panel",
+        className="export-panel",
+        role="dialog",
+        hidden=True,
+        **{"aria-label": "Export the figure"},
+        children=[
+            html.Div("Picture, 3.3, 6.9 or 10 inches wide", className="export-label"),
+            dmc.SegmentedControl(
+                id="export-size",
+                value="two-column",
+                data=[{"value": value, "label": label} for value, label in sizes.items()],
+                size="xs",
+                fullWidth=True,
+                **{"aria-label": "Size of the picture"},
+            ),
+            html.Div([item("SVG", "svg"), item("PDF", "pdf"), item("PNG", "png")], className="export-row"),
+            html.Div("Everything in it", className="export-label"),
+            item("Page to explore (HTML)", "html"),
+            item("Numbers drawn (CSV and JSON)", "csv"),
+            item("Result, to open again (npz and JSON)", "result"),
+            item("Python that makes it", "py"),
         ],
     )
 
@@ -141,14 +175,14 @@ def _sidebar(view: View, models: Mapping[str, str]) -> html.Aside:
             _input_form(view, models),
             html.Div(
                 [
-                    html.Button("Copy link to this view", id="copy-link", className="text-button", type="button"),
+                    html.Button("Copy link", id="copy-link", className="text-button", type="button"),
                     html.Span("", id="copied", role="status", className="muted"),
                     html.Button(
-                        "Export as a notebook",
+                        "Export notebook",
                         id="export-notebook",
                         className="text-button",
                         type="button",
-                        **{"data-export": "ipynb", "data-figure": "", "data-preset": "two-column"},
+                        **{"data-export": "ipynb"},
                     ),
                 ],
                 className="sidebar-foot",

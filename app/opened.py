@@ -51,7 +51,7 @@ class OpenedResults:
 
 
 def read_files(files: Mapping[str, bytes]) -> Result:
-    """The result that was saved in these files: a ``.json`` and its ``.npz``, or the ``.zip`` of the export menu.
+    """The result that was saved in these files: a ``.json`` and its ``.npz``, or the ``.zip`` that “Export” gives.
 
     Raises:
         WorkbenchError: other files, too much in them, or what is no result; says what to choose instead.
@@ -73,7 +73,7 @@ def read_files(files: Mapping[str, bytes]) -> Result:
                 found[suffix] = part, inside
     if set(found) != set(SUFFIXES):
         raise WorkbenchError(
-            "a saved result is a .json and an .npz file, or a .zip of both from the menu “Export”; choose both files"
+            "a saved result is a .json and an .npz file, or the .zip of both that “Export” gives; choose both files"
         )
     (described, description), (stored, arrays) = found[".json"], found[".npz"]
     _unpacked(stored, arrays, read=False)

@@ -4,15 +4,57 @@
 
   const MOST_BYTES = 32e6; // of the files of a result (opened.py)
 
+  let opener = null; // the button whose figure the panel is about
+
   document.addEventListener("click", function (event) {
+    const button = event.target.closest(".export-button");
     const item = event.target.closest("[data-export]");
-    if (item) exportFigure(item.dataset);
+    if (item) exportFigure(item.dataset.export, opener ? opener.dataset.figure : "");
+    if (button && button !== opener) openPanel(button);
+    else if (opener && (item || button || !event.target.closest("#export-panel"))) closePanel();
     if (event.target.closest("#open-result")) chooseFiles();
     if (event.target.closest("#close-code")) document.getElementById("code-dialog").close();
     if (event.target.closest("#copy-code")) copyCode();
   });
 
-  async function exportFigure({ export: format, figure, preset }) {
+  document.addEventListener("keydown", function (event) {
+    if (!opener) return;
+    if (event.key === "Escape") closePanel();
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const items = Array.from(document.querySelectorAll("#export-panel [data-export]"));
+    const place = items.indexOf(document.activeElement);
+    if (!step || place < 0) return;
+    event.preventDefault();
+    items[(place + step + items.length) % items.length].focus();
+  });
+
+  // The panel is no part of a card: who tabs out of it has left it.
+  document.addEventListener("focusin", function (event) {
+    if (opener && event.target !== opener && !event.target.closest("#export-panel")) closePanel(false);
+  });
+
+  function openPanel(button) {
+    if (opener) closePanel(false);
+    const panel = document.getElementById("export-panel");
+    opener = button;
+    opener.setAttribute("aria-expanded", "true");
+    panel.hidden = false;
+    const { bottom, right } = button.getBoundingClientRect();
+    const below = Math.min(bottom + 6, Math.max(8, window.innerHeight - panel.offsetHeight - 8));
+    panel.style.top = `${below + window.scrollY}px`;
+    panel.style.left = `${Math.max(8, right - panel.offsetWidth) + window.scrollX}px`;
+    panel.querySelector("[data-export]").focus({ preventScroll: true });
+  }
+
+  function closePanel(returns = true) {
+    document.getElementById("export-panel").hidden = true;
+    opener.setAttribute("aria-expanded", "false");
+    if (returns) opener.focus({ preventScroll: true });
+    opener = null;
+  }
+
+  async function exportFigure(format, figure) {
+    const preset = document.querySelector("#export-size input:checked").value;
     const asked = new URLSearchParams(window.location.search);
     for (const [name, value] of Object.entries({ "export-format": format, figure, preset })) asked.set(name, value);
     say("");

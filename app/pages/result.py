@@ -122,7 +122,7 @@ def shown_result(result: Any, shown: dict[str, Shown], scheme: str) -> list[Any]
                 *drawn,
                 *tables,
                 card("Where it comes from", plain_table(("What", ""), facts)),
-                card("Settings", plain_table(("Option", "Value"), settings)),
+                *([card("Settings", plain_table(("Option", "Value"), settings))] if settings else []),
                 card("What the numbers are", definitions(about), className="wide"),
             ],
             className="columns",
@@ -147,7 +147,7 @@ def _table_card(name: str, frame: Any) -> html.Section:
         rowData=rows,
         className="ag-theme-quartz grid",
         style={"height": "400px"},
-        defaultColDef={"sortable": True, "resizable": True, "minWidth": 80},
+        defaultColDef={"sortable": True, "resizable": True, "flex": 1, "minWidth": 96},
         dashGridOptions={
             "rowHeight": 30,
             "suppressFieldDotNotation": True,

@@ -1,4 +1,4 @@
-"""The files of the export menu: what is in them, what they are called, and who may ask for them."""
+"""The files that figures are exported as: what is in them, what they are called, and who may ask for them."""
 
 from __future__ import annotations
 
