@@ -258,8 +258,8 @@ def register(app: Dash, services: Services) -> None:
 
 def clicked_panel(event: dict | None) -> int:
     """The head whose panel a click hit. Raises PreventUpdate where it hit none."""
-    match event:
-        case {"points": [{"customdata": [head, *_]}, *_]} if head >= 0:
+    match event:  # plotly's numbers beside a cell arrive by their places
+        case {"points": [{"customdata": {"0": int() | float() as head}}, *_]} if head >= 0:
             return int(head)
     raise PreventUpdate
 

@@ -111,11 +111,6 @@ class Tab:
         self.page.wait_for_timeout(100)
         self.page.mouse.click(x, y)
 
-    def rows_with_a_bright_pixel(self, graph: str) -> tuple[int, int]:
-        """Of the rows of a map's picture, those with a pixel near the upper end of the scale; and all rows."""
-        bright, height = self.page.evaluate(BRIGHT_ROWS, graph)
-        return bright, height
-
     def faint_text(self) -> list[str]:
         """Text whose contrast with what lies behind it is below 4.5 (WCAG 2.2, 1.4.3)."""
         return self.page.evaluate(FAINT_TEXT)
@@ -134,29 +129,6 @@ SHAPE = """
     const { z } = document.querySelector(`#${graph} .js-plotly-plot`)._fullData[0];
     return [z.length, z[0].length];
 }
-"""
-BRIGHT_ROWS = """
-async (graph) => {
-                const image = document.querySelector(`#${graph} .heatmaplayer image`);
-                const picture = new Image();
-                picture.src = image.getAttribute("href") || image.getAttribute("xlink:href");
-                await picture.decode();
-                const canvas = document.createElement("canvas");
-                [canvas.width, canvas.height] = [picture.width, picture.height];
-                const context = canvas.getContext("2d");
-                context.drawImage(picture, 0, 0);
-                const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
-                let bright = 0;
-                for (let y = 0; y < canvas.height; y++) {
-                    let found = false;
-                    for (let x = 0; x < canvas.width; x++) {
-                        const [red, , blue] = data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 3);
-                        found = found || (red > 220 && blue < 120);
-                    }
-                    bright += found;
-                }
-                return [bright, canvas.height];
-            }
 """
 FAINT_TEXT = """
 () => {

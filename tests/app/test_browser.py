@@ -10,9 +10,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-
-from workbench import HookedTransformer, TransformerConfig
 from workbench.app.models import ModelStore
 
 Open = Callable[[], Any]
@@ -155,49 +152,6 @@ def test_zooming_by_drag_double_click_and_keys(watched: Open, dashboard: str) ->
     page.focus("#zoom-in")
     page.keyboard.press("Enter")
     page.wait_for_selector("#alert >> text=a range from 0 to")
-
-
-def test_a_stripe_of_one_token_is_seen_in_every_row_of_a_long_text(
-    tiny: HookedTransformer, watched: Open, serve: Serve
-) -> None:
-    model = previous_token_model(2048, tiny.tokenizer)
-    with serve(ModelStore(load=lambda source, job: model)) as address:
-        page = watched()
-        page.goto(address)
-        page.fill("#text", "a b c d " * 512)
-        page.fill("#max-tokens", "2048")
-        page.click("#analyse")
-        page.wait_for_selector("#context-facts >> text=2,048 tokens")
-        page.click("#go-pattern")
-        page.wait_for_selector("#pattern-part >> text=Each cell is 7 queries × 7 keys, maximum")
-        for graph, width in (("pattern-map", 1280), ("pattern-map", 900), ("heads-pattern", 900)):
-            page.set_viewport_size({"width": width, "height": 900})
-            page.click("#go-pattern" if graph == "pattern-map" else "#go-heads")
-            page.drawn(graph)
-            page.wait_for_timeout(600)
-            bright, height = page.rows_with_a_bright_pixel(graph)
-            assert bright == height > 200
-
-
-def previous_token_model(n_ctx: int, tokenizer: Any) -> HookedTransformer:
-    """One head, which attends to the token before: positions are 32 rotations, and keys are turned by one position."""
-    cfg = TransformerConfig(
-        n_layers=1, d_model=64, n_heads=1, d_head=64, d_mlp=1, d_vocab=len(tokenizer), n_ctx=n_ctx,
-        normalization_type="RMS", attn_scale=1.0, model_name="previous token",
-    )  # fmt: skip
-    model = HookedTransformer(cfg, tokenizer).eval()
-    frequency = torch.rand(32, generator=torch.Generator().manual_seed(0)) * 3
-    angle = torch.arange(n_ctx)[:, None] * frequency
-    cos, sin = frequency.cos().diag(), frequency.sin().diag()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.zero_()
-        model.pos_embed.W_pos.copy_(torch.cat((angle.cos(), angle.sin()), dim=1))
-        attention = model.blocks[0].attn
-        attention.W_Q[0] = 4 * torch.eye(64)
-        attention.W_K[0] = torch.cat((torch.cat((cos, sin), dim=1), torch.cat((-sin, cos), dim=1)))
-    return model
 
 
 def test_induction_and_sinks_draw_and_their_settings_count(watched: Open, dashboard: str) -> None:
