@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.analyses.figures.heads import CELLS_WITH_TEXT, printed
+from workbench.analyses.figures.heads import printed
 from workbench.analyses.figures.pattern import LABELS_THAT_FIT
 from workbench.analyses.figures.style import (
     COLOURBAR_ROOM,
@@ -24,6 +24,7 @@ from workbench.analyses.figures.style import (
 Pair = tuple[np.ndarray, np.ndarray]
 Heads = tuple[tuple[int, int] | None, tuple[int, int] | None]
 MOST_LETTERS = 52  # of a panel's name
+CELLS_WITH_TEXT = 144  # a panel with at most so many cells prints its values
 
 
 def head_map_pair(

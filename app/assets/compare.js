@@ -8,11 +8,12 @@
     if (event.key === "Enter" && event.target.id === "other-model") document.getElementById("compare").click();
   });
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside);
-  window.dash_clientside.workbench = Object.assign({}, window.dash_clientside.workbench, {
-    typedOther: function () {
-      const typed = (id) => document.getElementById(id).value;
-      return { model: typed("other-model"), text: typed("other-text"), number: ++submissions };
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    compare: {
+      typedOther: function () {
+        const typed = (id) => document.getElementById(id).value;
+        return { model: typed("other-model"), text: typed("other-text"), number: ++submissions };
+      },
     },
   });
 })();

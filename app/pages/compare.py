@@ -241,7 +241,7 @@ def _register_choice(app: Dash, services: Services) -> None:
 
     # The browser reads the boxes itself: what they report to callbacks can be a keystroke behind.
     app.clientside_callback(
-        ClientsideFunction("workbench", "typedOther"),
+        ClientsideFunction("compare", "typedOther"),
         Output("typed-other", "data"),
         Input("compare", "n_clicks"),
         prevent_initial_call=True,
