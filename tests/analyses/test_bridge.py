@@ -99,7 +99,8 @@ ONLY_OURS = {"attribution_agreement": ("direct", "repair"), "induction_heads": (
 
 
 def test_every_analysis_is_tried() -> None:
-    no_analyses = {*dir(task_module), *dir(prompt_module), "load_result", "write_report"}
+    of_results = {"load_result", "write_report", "compare_heads", "compare_patterns"}
+    no_analyses = {*dir(task_module), *dir(prompt_module), *of_results}
     analyses = {name for name in workbench.analyses.__all__ if name.islower()} - no_analyses
     assert analyses == {*RUNS, *REFUSED}
 
