@@ -114,3 +114,20 @@ def test_the_oldest_texts_are_let_go() -> None:
     assert texts.get(second) and texts.get(third)
     with pytest.raises(WorkbenchError):
         texts.get(first)
+
+
+def test_a_server_may_open_on_a_text_and_addresses_mean_the_same_there() -> None:
+    default = View(text="of a file")
+    assert from_query("", default)[0] == default
+    assert from_query("?page=pattern", default)[0].text == "of a file"  # typed by hand: it says nothing of the text
+    assert from_query(to_query(View()), default)[0] == View()
+
+
+def test_a_text_is_kept_for_good_where_that_is_asked() -> None:
+    store = TextStore(keep=2)
+    first, *others = ["x" * 2000, *(str(i) * 2000 for i in range(3))]
+    name = store.put(first, for_good=True)
+    names = [store.put(other) for other in others]
+    assert store.get(name) == first and store.get(names[2]) == others[2]
+    with pytest.raises(WorkbenchError, match="no longer holds it"):
+        store.get(names[0])
