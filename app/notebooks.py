@@ -57,9 +57,11 @@ def _new_lines(code: Code, done: dict[str, str]) -> list[str]:
     lines = []
     for line in [*code.model, *code.result]:
         name = line.partition(" = ")[0]
-        if name != "result" and done.get(name) == line:
+        if done.get(name) == line:
             continue
         lines.append(line)
+        if name == "result" or not name.isidentifier():  # the analysis itself, of which nothing else is made
+            continue
         kept = {"model": (), "text": ("model",)}.get(name, ("model", "text"))  # the rest is made of what changes here
         for other in [other for other in done if other not in kept]:
             del done[other]

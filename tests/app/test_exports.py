@@ -8,6 +8,7 @@ import io
 import json
 import re
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from flask.testing import FlaskClient
 from plotly.utils import PlotlyJSONEncoder
 
-from workbench import HookedTransformer
+from workbench import HookedTransformer, cli
 from workbench.analyses import ResultFileError, head_statistics, parse_result
 from workbench.analyses.result import _digest
 from workbench.app import registry
@@ -260,3 +261,16 @@ def test_without_a_browser_a_pdf_says_what_is_missing(
     assert "Content-Disposition" not in answer.headers
     assert "CHROMIUM is /nowhere/chromium" in answer.text and "the page draws them itself" in answer.text
     assert "Content-Disposition" in client.get(f"/export{query}svg", headers=HERE).headers
+
+
+def test_the_command_line_opens_a_saved_result(
+    tiny: HookedTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = head_statistics(tiny, "a b a b")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("workbench.app.main.serve", lambda **arguments: given.update(arguments))
+    assert cli.main(["app", "--open", str(saved.save(tmp_path / "run.v1")), "--no-browser"]) == 0
+    np.testing.assert_array_equal(given["opened"]["entropy"], saved["entropy"])
+    given.clear()
+    (tmp_path / "run.v1.npz").unlink()
+    assert cli.main(["app", "--open", str(tmp_path / "run.v1.json"), "--no-browser"]) == 1 and not given

@@ -16,8 +16,8 @@ from nbclient import NotebookClient
 from workbench import HookedTransformer
 from workbench.app import registry
 from workbench.app.models import ModelStore
-from workbench.app.notebooks import notebook
-from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, pattern_of
+from workbench.app.notebooks import _new_lines, notebook
+from workbench.app.recipes import HEAD_STATISTICS, Code, Recipe, Shown, pattern_of
 from workbench.app.services import Services
 from workbench.app.state import ON_DEMAND, View
 from workbench.errors import WorkbenchError
@@ -192,3 +192,16 @@ def test_the_notebook_runs_from_top_to_bottom(demo: HookedTransformer) -> None:
     said = json.dumps([cell.get("outputs", []) for cell in made.cells])
     result = services.jobs.result(registry.BY_NAME["what-if"].figures(view)["following"].recipe.key(view))
     assert json.dumps(result.summary().splitlines()[-1])[1:-1] in said
+
+
+def test_a_notebook_sets_a_name_anew_where_what_it_is_made_of_has_changed() -> None:
+    def of(model: str, text: str) -> Code:
+        return Code(
+            [], [f"model = load({model})"], [f"text = {text}", "tokens = cut(model, text)", "result = f(tokens)"]
+        )
+
+    done: dict[str, str] = {}
+    assert len(_new_lines(of("a", "1"), done)) == 4
+    assert _new_lines(of("a", "1"), done) == ["result = f(tokens)"]
+    assert _new_lines(of("a", "2"), done) == ["text = 2", "tokens = cut(model, text)", "result = f(tokens)"]
+    assert len(_new_lines(of("b", "2"), done)) == 4
