@@ -63,7 +63,7 @@ def shown_text(component: Any) -> str:
     return json.dumps(component, default=lambda part: part.to_plotly_json(), ensure_ascii=False)
 
 
-@pytest.mark.parametrize("page", [page for page in registry.BY_NAME if page != "attribution"])
+@pytest.mark.parametrize("page", [page for page in registry.BY_NAME if page not in ("attribution", "result")])
 def test_every_page_draws_its_results_in_both_themes(page: str, services: Services) -> None:
     view = dataclasses.replace(
         services.default, page=page, layer=1, head=2, text=TEXT * 3, length=4, sequences=2, score="entropy", x="entropy"

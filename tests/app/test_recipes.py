@@ -196,12 +196,11 @@ def test_the_notebook_runs_from_top_to_bottom(demo: HookedTransformer) -> None:
 
 def test_a_notebook_sets_a_name_anew_where_what_it_is_made_of_has_changed() -> None:
     def of(model: str, text: str) -> Code:
-        return Code(
-            [], [f"model = load({model})"], [f"text = {text}", "tokens = cut(model, text)", "result = f(tokens)"]
-        )
+        made = [f"text = {text}", "tokens = cut(model, text)", "with off:\n    result = f(tokens)"]
+        return Code([], [f"model = load({model})"], made)
 
     done: dict[str, str] = {}
     assert len(_new_lines(of("a", "1"), done)) == 4
-    assert _new_lines(of("a", "1"), done) == ["result = f(tokens)"]
-    assert _new_lines(of("a", "2"), done) == ["text = 2", "tokens = cut(model, text)", "result = f(tokens)"]
+    assert _new_lines(of("a", "1"), done) == ["with off:\n    result = f(tokens)"]
+    assert _new_lines(of("a", "2"), done) == of("a", "2").result
     assert len(_new_lines(of("b", "2"), done)) == 4
