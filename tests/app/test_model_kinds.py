@@ -35,10 +35,10 @@ PREDICTING = ("induction", "attribution", "what-if", "lens")
 NO_WORDS = {"attribution": "can be scored with this tokenizer"}  # of letters
 REFUSED = {
     **dict.fromkeys(("windows", "learned sinks", "ALiBi"), NO_WORDS),
-    "encoder": dict.fromkeys(PREDICTING, "is bidirectional"),
+    "encoder": dict.fromkeys(PREDICTING, "is bidirectional") | {"generation": "cannot continue one"},
     "encoder–decoder": dict.fromkeys(registry.BY_NAME, "is an encoder–decoder"),
-    "linear": dict.fromkeys(("heads", "sinks", "compare", *PREDICTING), "linear attention"),
-    "no head": dict.fromkeys(PREDICTING, "no language-model head"),
+    "linear": dict.fromkeys(("heads", "sinks", "compare", "generation", *PREDICTING), "linear attention"),
+    "no head": dict.fromkeys((*PREDICTING, "generation"), "no language-model head"),
 }
 
 
