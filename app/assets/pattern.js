@@ -134,6 +134,8 @@
   const within = (value, end) => Math.max(0, Math.min(end - 1, value));
   const sayCell = (text) => (document.getElementById("pattern-cell").textContent = text);
 
+  const isOf = ({ plot }) => cursor !== null && cursor.of === plot.data;
+
   function walk([down, right], fast) {
     const found = patternPlot();
     if (!found) return;
@@ -141,10 +143,9 @@
     const { z } = found.trace;
     const [rows, columns] = [z.length, z[0].length];
     const by = fast ? 10 : 1;
-    cursor =
-      cursor && cursor.of === found.plot.data
-        ? { ...cursor, row: within(cursor.row + by * down, rows), column: within(cursor.column + by * right, columns) }
-        : { of: found.plot.data, row: rows - 1, column: 0 };
+    const from = isOf(found) ? cursor : { row: rows - 1, column: 0 };
+    const [row, column] = [within(from.row + by * down, rows), within(from.column + by * right, columns)];
+    cursor = { of: found.plot.data, row, column };
     showCursor(found);
   }
 
@@ -161,9 +162,8 @@
     const panels = found.plot._fullLayout.shapes.filter((shape) => shape.layer === "below");
     const across = panels.filter((panel) => panel.y0 === panels[0].y0).length;
     const [x, y] = [found.plot._fullLayout.xaxis, found.plot._fullLayout.yaxis];
-    const start = Number(document.getElementById("head").value) || 0;
-    const head = cursor && cursor.of === found.plot.data ? cursor.head + across * down + right : start;
-    cursor = { of: found.plot.data, head: within(head, panels.length) };
+    const from = isOf(found) ? cursor.head : Number(document.getElementById("head").value) || 0;
+    cursor = { of: found.plot.data, head: within(from + across * down + right, panels.length) };
     const panel = panels[cursor.head];
     forgetQuery();
     const [left, top] = [x._offset + x.l2p(panel.x0), y._offset + y.l2p(panel.y0)];
@@ -176,7 +176,7 @@
   // A quarter of what is shown, around the cursor.
   function zoomIn() {
     const found = patternPlot();
-    if (!found || !cursor || cursor.of !== found.plot.data) return;
+    if (!found || !isOf(found)) return;
     const { set_props } = window.dash_clientside;
     if (found.isMosaic) return set_props("opened-head", { data: cursor.head });
     const around = (edges, place) => {
