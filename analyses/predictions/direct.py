@@ -144,12 +144,12 @@ def direct_logit_attribution(
     """
     check_model(model, predicts=True)
     _check_sum(model)
-    of_text = {"position": position, "target": target, "foil": foil}
     if isinstance(prompts, PromptSet):
+        of_text = {"position": position, "target": target, "foil": foil}
         if given := [name for name, value in of_text.items() if value is not None]:
             raise ValueError(f"{given[0]} is of one text; prompts bring their own")
     else:
-        prompts = next_token_prompt(model, prompts, **of_text)
+        prompts = next_token_prompt(model, prompts, position, target, foil)
     if prompts.foil is None:
         raise ValueError("direct_logit_attribution splits a logit difference, so each prompt needs a foil")
     check_one_length(model, prompts.real)
