@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from workbench.analyses.result import Result as Result
     from workbench.analyses.result import ResultFileError as ResultFileError
     from workbench.analyses.result import load_result as load_result
-    from workbench.analyses.result import parse_result as parse_result
     from workbench.analyses.sinks.first_token import FirstTokenSinks as FirstTokenSinks
     from workbench.analyses.sinks.first_token import first_token_sinks as first_token_sinks
     from workbench.analyses.sinks.massive import MassiveActivations as MassiveActivations
@@ -163,7 +162,6 @@ _MODULE_OF = {
     "joint_ablation": "attribution.joint",
     "layer_patterns": "attention.mosaics",
     "load_result": "result",
-    "parse_result": "result",
     "logit_lens": "predictions.lens",
     "massive_activations": "sinks.massive",
     "parse_prompts": "tasks",

@@ -56,7 +56,7 @@ def read_files(files: Mapping[str, bytes]) -> Result:
     Raises:
         WorkbenchError: other files, too much in them, or what is no result; says what to choose instead.
     """
-    from workbench.analyses import parse_result
+    from workbench.analyses.result import parse_result
 
     if sum(map(len, files.values())) > MOST_BYTES:
         raise WorkbenchError(

@@ -18,8 +18,8 @@ from flask.testing import FlaskClient
 from plotly.utils import PlotlyJSONEncoder
 
 from workbench import HookedTransformer, cli
-from workbench.analyses import ResultFileError, head_statistics, parse_result
-from workbench.analyses.result import _digest
+from workbench.analyses import ResultFileError, head_statistics
+from workbench.analyses.result import _digest, parse_result
 from workbench.app import registry
 from workbench.app.exports import FORMATS, export, file_name
 from workbench.app.main import app_of
