@@ -72,7 +72,18 @@ def empty_figure(height: int, text: str = "") -> go.Figure:
             "plot_bgcolor": CLEAR,
             "xaxis": {"visible": False},
             "yaxis": {"visible": False},
-            "annotations": [{"text": text, "showarrow": False, "font": {"family": FONT, "size": 13, "color": SOFT}}],
+            # In the middle, whatever axes the figure had that stood here before.
+            "annotations": [
+                {
+                    "text": text,
+                    "showarrow": False,
+                    "font": {"family": FONT, "size": 13, "color": SOFT},
+                    "xref": "paper",
+                    "yref": "paper",
+                    "x": 0.5,
+                    "y": 0.5,
+                }
+            ],
         }
     )
 
