@@ -92,8 +92,8 @@ class LayerPatterns(Result):
         what = "‖p v W<sub>O</sub>‖" if weighted else "weight"
         label = what if self.is_exact else f"{settings['pooling']} {what} of {rows} × {columns} block"
         apart = first_apart and settings["keys"][0] == 0 and not settings["without_first"]
-        edges = ([*range(*settings["queries"], rows), settings["queries"][1]],
-                 [*range(*settings["keys"], columns), settings["keys"][1]])  # fmt: skip
+        (first_query, end_query), (first_key, end_key) = settings["queries"], settings["keys"]
+        edges = [*range(first_query, end_query, rows), end_query], [*range(first_key, end_key, columns), end_key]
         figure = figures.layer_mosaic(
             self.cells,
             edges=edges,

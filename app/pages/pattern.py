@@ -350,7 +350,7 @@ def token_spans(result: Any) -> list[Any]:
     if not reads_on_text(result):
         return []
     rows, columns = ({first: i for i, first in enumerate(result.edges(axis)[:-1])} for axis in ("query", "key"))
-    pieces = {}
+    pieces: dict[Span, str] = {}
     for axis in ("key", "query"):
         edges = result.edges(axis)
         pieces |= dict(zip(pairwise(edges), result.texts(axis), strict=True))
