@@ -181,9 +181,7 @@ def register(app: Dash, services: Services) -> None:
 
     app.server.add_url_rule(EXPORT, "export", answer, methods=["GET"])
 
-    @app.callback(
-        Output("notice", "children", allow_duplicate=True), Input("export-problem", "data"), prevent_initial_call=True
-    )
+    @app.callback(Output("notice", "children", allow_duplicate=True), Input("export-problem", "data"))
     def tell(problem: str) -> Any:
         return message("notice", "No file", problem) if problem else []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -79,6 +79,7 @@ def document(session: str, view: View, models: Mapping[str, str]) -> Any:
             dcc.Store(id="ask-again", data=0),
             dcc.Store(id="tick", data=0),
             dcc.Store(id="export-problem", data=""),
+            *(dcc.Store(id=f"draw-{page.NAME}", data="") for page in registry.PAGES),
             html.A("Skip to the results", href="#main", className="skip-link"),
             html.Div([_sidebar(view, models), _main(view)], className="shell"),
             _export_panel(),
@@ -192,6 +193,12 @@ def _sidebar(view: View, models: Mapping[str, str]) -> html.Aside:
     )
 
 
+def model_description(loaded: Sequence[str]) -> str:
+    """What the model field takes, and which models are in memory."""
+    in_memory = f". In memory: {', '.join(loaded)}" if loaded else ""
+    return f"A name, a folder, a GGUF file or a Hugging Face id{in_memory}"
+
+
 def _input_form(view: View, models: Mapping[str, str]) -> html.Div:
     order = ["label", "input", "description", "error"]
     return html.Div(
@@ -206,7 +213,7 @@ def _input_form(view: View, models: Mapping[str, str]) -> html.Div:
                 filter={"function": "everyModel"},
                 renderOption={"function": "modelOption", "options": {"about": dict(models)}},
                 value=view.model,
-                description="A name, a folder, a GGUF file or a Hugging Face id",
+                description=model_description([]),
                 inputWrapperOrder=order,
                 size="sm",
                 inputProps={"spellCheck": False},

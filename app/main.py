@@ -134,6 +134,7 @@ def app_of(services: Services) -> Dash:
         index_string=INDEX,
         on_error=shell.show_error,
         add_log_handler=False,
+        prevent_initial_callbacks=True,
     )
     first = services.default
     app.layout = lambda: document(

@@ -75,7 +75,6 @@ class OnDemand:
             Output("asked", "data", allow_duplicate=True),
             Input(f"ask-{self.name}", "n_clicks"),
             State("asked", "data"),
-            prevent_initial_call=True,
         )
         def ask(clicks: int, asked: list | None) -> list[str]:
             return [*(asked or []), self.name]

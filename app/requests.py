@@ -12,6 +12,8 @@ import flask
 from dash import Dash
 from dash.exceptions import DependencyException
 
+from workbench.app.state import PAGES
+
 Accepted = tuple[type, ...]
 
 UPDATE, EXPORT = "/_dash-update-component", "/export"
@@ -44,7 +46,7 @@ _STORES: dict[str, Accepted] = {
 } | dict.fromkeys(
     (
         "page", "opened", "export-problem", "view", "ready", "scheme", "session", "own-prompts", "typed-prompts",
-        "chosen-other-model", "chosen-other-text",
+        "chosen-other-model", "chosen-other-text", "tabulated", *(f"draw-{page}" for page in PAGES),
     ),
     (str,),
 )  # fmt: skip

@@ -59,7 +59,6 @@ def choose_on_click(app: Dash, *sources: tuple[str, str]) -> None:
             Output("layer", "value", allow_duplicate=True),
             Output("head", "value", allow_duplicate=True),
             Input(*source),
-            prevent_initial_call=True,
         )
         def choose(event: dict[str, Any] | None) -> tuple[int, int]:
             return clicked_head(event)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
+from dash import Input, State
 from dash.exceptions import PreventUpdate
 
 from workbench.app.estimates import weigh
@@ -107,6 +108,14 @@ class Services:
         if result is None:
             raise PreventUpdate
         return result
+
+
+def when_drawn(page: str) -> tuple[Input, State, State]:
+    """For a callback that draws a page: it is called when there is something new to draw, and only on the open page.
+
+    Its arguments are what is ready, the view's query, and the colour scheme.
+    """
+    return Input(f"draw-{page}", "data"), State("view", "data"), State("scheme", "data")
 
 
 @contextmanager

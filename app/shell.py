@@ -13,6 +13,7 @@ from workbench.app import exports, registry
 from workbench.app.components import message
 from workbench.app.estimates import AsksFirst
 from workbench.app.jobs import Job
+from workbench.app.layout import model_description
 from workbench.app.messages import error_message
 from workbench.app.recipes import HEAD_STATISTICS
 from workbench.app.selection import first_head
@@ -58,6 +59,7 @@ def _register_view(app: Dash, services: Services) -> None:
         Output("notice", "children"),
         Input("url", "search"),
         State("url", "pathname"),
+        prevent_initial_call=False,
     )
     def read_address(search: str | None, path: str | None) -> Any:
         return controls_of(services, search or "", path or "/")
@@ -67,7 +69,6 @@ def _register_view(app: Dash, services: Services) -> None:
         *(Output(*CONTROLS[field], allow_duplicate=True) for field in PARTS_OF_A_TEXT),
         Input("submission", "data"),
         State("input", "data"),
-        prevent_initial_call=True,
     )
     def submit(submission: dict, before: dict) -> Any:
         return submitted(services, submission, before)
@@ -80,7 +81,6 @@ def _register_view(app: Dash, services: Services) -> None:
         Input("model", "n_submit"),
         Input("model", "value"),
         State("model", "data"),
-        prevent_initial_call=True,
     )
     app.clientside_callback(
         ClientsideFunction("workbench", "showsTheBoxes"),
@@ -88,7 +88,6 @@ def _register_view(app: Dash, services: Services) -> None:
         State("model", "value"),
         State("text", "value"),
         State("max-tokens", "value"),
-        prevent_initial_call=True,
     )
 
     @app.callback(
@@ -96,7 +95,6 @@ def _register_view(app: Dash, services: Services) -> None:
         Input("input", "data"),
         *(Input(*control) for control in CONTROLS.values()),
         State("view", "data"),
-        prevent_initial_call=True,
     )
     def collect_view(given: dict, *values: Any) -> Any:
         query = to_query(view_of(services.default, given, dict(zip(CONTROLS, values[:-1], strict=True))))
@@ -121,7 +119,6 @@ def _register_pages(app: Dash) -> None:
         Output("page", "data", allow_duplicate=True),
         *(Input(f"go-{page.NAME}", "n_clicks") for page in registry.PAGES),
         Input("open-pattern", "n_clicks"),
-        prevent_initial_call=True,
     )
     def go(*clicks: int) -> str:
         return "pattern" if ctx.triggered_id == "open-pattern" else str(ctx.triggered_id).removeprefix("go-")
@@ -138,13 +135,16 @@ def _register_jobs(app: Dash, services: Services) -> None:
         Output("progress-text", "children"),
         Output("progress-bar", "value"),
         Output("main", "className"),
+        Output("context-facts", "children"),
+        Output("layer", "max"),
+        Output("head", "max"),
+        Output("model", "description"),
         Input("view", "data"),
         Input("input", "data"),
         Input("tick", "data"),
         Input("run-it", "n_clicks"),
         State("session", "data"),
         State("ready", "data"),
-        prevent_initial_call=True,
     )
     def follow(query: str, given: dict, tick: int, agreed: int, session: str, ready: str) -> Any:
         if not query:
@@ -154,43 +154,24 @@ def _register_jobs(app: Dash, services: Services) -> None:
         again = agreed or "input.data" in ctx.triggered_prop_ids
         progress = progress_of(services, view, session, ready, again=again, agreed=agreed)
         nearest = services.nearest_head(view)
-        if nearest is None:
-            return progress
-        for name, value in zip(("layer", "head"), nearest, strict=True):
-            set_props(name, {"value": value})
-        set_props("notice", {"children": no_such_head(view, nearest)})
-        return no_update, no_update, [], True, "", 0, "main stale"
+        if nearest is not None:
+            choose_head(nearest)
+            set_props("notice", {"children": no_such_head(view, nearest)})
+            return no_update, no_update, [], True, "", 0, "main stale", *(no_update,) * 4
+        if not view.has_head and (scores := services.jobs.result(HEAD_STATISTICS.key(view))) is not None:
+            choose_head(first_head(scores))
+        return *progress, *shown_facts(services, view)
 
     # The page asks again a moment after each answer: a fixed interval would drop answers that take longer than it.
     app.clientside_callback(ClientsideFunction("workbench", "askAgain"), Input("ask-again", "data"))
 
-    # set_props, because as outputs they would close a circle: the head → the view → its jobs → ready → the head.
-    @app.callback(Input("ready", "data"), State("view", "data"), prevent_initial_call=True)
-    def begin_with_a_head(ready: str, query: str) -> None:
-        view = services.view(query)
-        if not view.has_head:
-            layer, head = first_head(services.result(view, HEAD_STATISTICS))
-            set_props("layer", {"value": layer})
-            set_props("head", {"value": head})
-
-    @app.callback(
-        Output("context-facts", "children"),
-        Output("layer", "max"),
-        Output("head", "max"),
+    # Only the open page is told, so that the others' callbacks need not be asked.
+    app.clientside_callback(
+        ClientsideFunction("workbench", "tellPage"),
+        *(Output(f"draw-{page.NAME}", "data") for page in registry.PAGES),
         Input("ready", "data"),
-        State("view", "data"),
-        prevent_initial_call=True,
+        Input("scheme", "data"),
     )
-    def say_what_is_shown(ready: str, query: str) -> Any:
-        view = services.view(query)
-        model = services.models.loaded(view.model)
-        tasks = registry.BY_NAME[view.page].tasks(services, view)
-        result = services.jobs.result(tasks[0].key) if tasks else None
-        if result is not None and view.page == "result":  # of a model that may not be here
-            return facts(None, result.provenance), no_update, no_update
-        if model is None or result is None:
-            raise PreventUpdate
-        return facts(model.cfg, result.provenance), model.cfg.n_layers - 1, model.cfg.n_heads - 1
 
     @app.callback(
         Output("progress", "hidden", allow_duplicate=True),
@@ -198,11 +179,29 @@ def _register_jobs(app: Dash, services: Services) -> None:
         Output("alert", "children", allow_duplicate=True),
         Input("cancel", "n_clicks"),
         State("session", "data"),
-        prevent_initial_call=True,
     )
     def cancel(clicks: int, session: str) -> Any:
         services.jobs.cancel(session)
         return True, "main stale", CANCELLED
+
+
+def choose_head(head: tuple[int, int]) -> None:
+    """Puts a head into the fields. As outputs they would close a circle: the head → the view → its jobs → the head."""
+    for name, value in zip(("layer", "head"), head, strict=True):
+        set_props(name, {"value": value})
+
+
+def shown_facts(services: Services, view: View) -> tuple:
+    """What is analysed, the last layer and head that can be chosen, and which models are in memory."""
+    described = model_description(services.models.names())
+    model = services.models.loaded(view.model)
+    tasks = registry.BY_NAME[view.page].tasks(services, view)
+    result = services.jobs.result(tasks[0].key) if tasks else None
+    if result is not None and view.page == "result":  # of a model that may not be here
+        return facts(None, result.provenance), no_update, no_update, described
+    if model is None or result is None:
+        return (*(no_update,) * 3, described)
+    return facts(model.cfg, result.provenance), model.cfg.n_layers - 1, model.cfg.n_heads - 1, described
 
 
 def no_such_head(view: View, nearest: tuple[int, int]) -> Any:
@@ -276,7 +275,7 @@ def progress_of(
         again: starts afresh what failed or was cancelled.
         agreed: starts what asks first.
     """
-    done: list[str] = []
+    done = [to_query(view)]
     while waiting := [task for task in registry.BY_NAME[view.page].tasks(services, view) if task.key not in done]:
         task = waiting[0]  # what comes behind it may depend on its result
         if services.jobs.result(task.key) is None:
@@ -284,7 +283,7 @@ def progress_of(
             job.wait(AT_ONCE_SECONDS)
             goes_on_without = task.optional and job.state == "failed" and not isinstance(job.error, AsksFirst)
             if job.state != "done" and not goes_on_without:
-                return _newly("\n".join(done) or ready, ready), *_unfinished(job)
+                return _newly("\n".join(done) if done[1:] else ready, ready), *_unfinished(job)
         done.append(task.key)
     return _newly("\n".join(done), ready), no_update, [], True, "", 0, "main"
 

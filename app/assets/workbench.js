@@ -156,6 +156,13 @@
         switchedOff.pop();
         return switchedOff.at(-1);
       },
+      // Tells the open page that there is something to draw: what is ready starts with the view's query.
+      tellPage: function (ready, scheme) {
+        const { no_update, callback_context } = window.dash_clientside;
+        const page = new URLSearchParams(ready.split("\n", 1)[0]).get("page");
+        const isOpen = ({ id }) => id === `draw-${page}` && scheme;
+        return callback_context.outputs_list.map((output) => (isOpen(output) ? `${scheme}\n${ready}` : no_update));
+      },
       askAgain: function (when) {
         if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 200);
       },

@@ -13,7 +13,7 @@ from workbench.app.components import card, graph, number, on_card, plain_table, 
 from workbench.app.jobs import Task
 from workbench.app.recipes import Recipe, Shown, chosen_head
 from workbench.app.selection import LAYER_HEIGHT, choose_on_click
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import OWN_PROMPTS, View
 
 NAME, TITLE = "attribution", "Attribution"
@@ -179,7 +179,7 @@ def tasks(services: Services, view: View) -> list[Task]:
 
 
 def register(app: Dash, services: Services) -> None:
-    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+    drawn = when_drawn(NAME)
 
     @app.callback(
         Output("attribution-scatter", "figure"),
@@ -222,7 +222,7 @@ def register(app: Dash, services: Services) -> None:
             on_card(shown["sources-deletion"].draw(result, scheme), SCATTER_TALL, revision="deletion"),
         )
 
-    @app.callback(Output("own-prompts-card", "hidden"), Input("task", "value"), prevent_initial_call=True)
+    @app.callback(Output("own-prompts-card", "hidden"), Input("task", "value"))
     def show_own_prompts(task: str) -> bool:
         return task != OWN_PROMPTS
 
@@ -232,16 +232,13 @@ def register(app: Dash, services: Services) -> None:
         Output("typed-prompts", "data"),
         Input("use-prompts", "n_clicks"),
         State("prompts-text", "id"),
-        prevent_initial_call=True,
     )
 
-    @app.callback(
-        Output("own-prompts", "data", allow_duplicate=True), Input("typed-prompts", "data"), prevent_initial_call=True
-    )
+    @app.callback(Output("own-prompts", "data", allow_duplicate=True), Input("typed-prompts", "data"))
     def use_prompts(typed: str) -> str:
         return services.texts.put(typed)
 
-    @app.callback(Output("prompts-text", "value"), Input("own-prompts", "data"), prevent_initial_call=True)
+    @app.callback(Output("prompts-text", "value"), Input("own-prompts", "data"))
     def show_prompts(stored: str) -> str:
         return services.texts.get(stored)
 

@@ -24,7 +24,7 @@ from workbench.app.components import (
 from workbench.app.jobs import Task
 from workbench.app.recipes import Recipe, Shown, chosen_head
 from workbench.app.selection import LAYER_HEIGHT, choose_on_click, clicked_head
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.sides import head_of_b, heads_of, is_shuffled, other_of, patterns_of
 from workbench.app.state import MAX_NAME, View
 
@@ -178,7 +178,7 @@ def missing_head(services: Services, view: View) -> tuple[int, int] | None:
 
 
 def register(app: Dash, services: Services) -> None:
-    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+    drawn = when_drawn(NAME)
     _register_choice(app, services)
 
     @app.callback(
@@ -214,18 +214,12 @@ def register(app: Dash, services: Services) -> None:
         said = " ".join(f"{side.upper()}: {text}" for side, text in result.settings["shown"].items())
         return on_card(shown.draw(result, scheme), 470, revision="patterns"), title, said
 
-    @app.callback(Output("model", "description"), Input("ready", "data"), State("model", "description"))
-    def tell_loaded(ready: str, said: str) -> str:
-        loaded = services.models.names()
-        return said.partition(". In memory: ")[0] + (f". In memory: {', '.join(loaded)}" if loaded else "")
-
     @app.callback(
         Output("compare-facts", "children"),
         Output("compare-what", "children"),
-        Input("ready", "data"),
-        Input("view", "data"),
+        *drawn,
     )
-    def tell(ready: str, query: str) -> Any:
+    def tell(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
         result = services.result(view, heads_of(view))
         losses = [services.jobs.result(recipe.key(view)) for recipe in (LOSS, other_of(LOSS, view))]
@@ -244,14 +238,12 @@ def _register_choice(app: Dash, services: Services) -> None:
         ClientsideFunction("compare", "typedOther"),
         Output("typed-other", "data"),
         Input("compare", "n_clicks"),
-        prevent_initial_call=True,
     )
 
     @app.callback(
         Output("chosen-other-model", "data", allow_duplicate=True),
         Output("chosen-other-text", "data", allow_duplicate=True),
         Input("typed-other", "data"),
-        prevent_initial_call=True,
     )
     def choose(typed: dict) -> tuple[str, str]:
         model = str(typed.get("model") or "").strip().encode("utf-8", "replace").decode()[:MAX_NAME]
@@ -278,7 +270,6 @@ def _register_choice(app: Dash, services: Services) -> None:
         State("head", "value"),
         State("other-layer", "value"),
         State("other-head", "value"),
-        prevent_initial_call=True,
     )
     def choose_on_either(event: dict | None, *heads: Any) -> tuple:
         chosen = clicked_head(event)

@@ -15,7 +15,7 @@ from workbench.app.jobs import Task
 from workbench.app.pages.pattern import visible
 from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, chosen_head
 from workbench.app.selection import LAYER_HEIGHT, choose_on_click
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import MOST_NEW, MOST_TEMPERATURE, View
 
 NAME, TITLE = "generation", "Generation"
@@ -188,7 +188,7 @@ def tasks(services: Services, view: View) -> list[Task]:
 
 
 def register(app: Dash, services: Services) -> None:
-    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+    drawn = when_drawn(NAME)
 
     @app.callback(
         Output("step-prediction", "figure"),
@@ -253,7 +253,6 @@ def register(app: Dash, services: Services) -> None:
         Input("step-on", "n_clicks"),
         Input("step-curves", "clickData"),
         Input("step-head", "clickData"),
-        prevent_initial_call=True,
     )
     choose_on_click(app, ("step-map", "clickData"))
 

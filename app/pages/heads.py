@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, ctx, html, no_update
+from dash import Dash, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from workbench.analyses.labels import HEAD_SCORES
@@ -15,7 +15,7 @@ from workbench.app.jobs import Task
 from workbench.app.pages.pattern import description, resolution
 from workbench.app.recipes import HEAD_STATISTICS, AnyRecipe, Shown, chosen_head, pattern_of
 from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import View
 
 NAME, TITLE = "heads", "Heads"
@@ -74,7 +74,8 @@ def layout(view: View) -> list[Any]:
         ],
         note="The colour is the layer.",
     )
-    return [_hint(), html.Div([overview, detail, numbers, scatter], className="columns")]
+    tabulated = dcc.Store(id="tabulated", data="")  # which result the table holds
+    return [tabulated, _hint(), html.Div([overview, detail, numbers, scatter], className="columns")]
 
 
 def _hint() -> html.Div:
@@ -110,7 +111,7 @@ def tasks(services: Services, view: View) -> list[Task]:
 
 
 def register(app: Dash, services: Services) -> None:
-    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+    drawn = when_drawn(NAME)
 
     def statistics(query: str) -> tuple[View, Any]:
         view = services.view_on(NAME, query)
@@ -130,13 +131,15 @@ def register(app: Dash, services: Services) -> None:
         Output("heads-table", "columnDefs"),
         Output("heads-table", "rowData"),
         Output("heads-table", "selectedRows"),
-        Input("ready", "data"),
-        Input("view", "data"),
+        Output("tabulated", "data"),
+        *drawn,
+        State("tabulated", "data"),
     )
-    def fill_table(ready: str, query: str) -> Any:
+    def fill_table(ready: str, query: str, scheme: str, tabulated: str) -> Any:
         view, result = statistics(query)
-        table = score_table(result) if "ready.data" in ctx.triggered_prop_ids else (no_update, no_update)
-        return *table, {"ids": [f"L{view.layer}H{view.head}"]}
+        now = HEAD_STATISTICS.key(view)
+        table = score_table(result) if now != tabulated else (no_update, no_update)
+        return *table, {"ids": [f"L{view.layer}H{view.head}"]}, now
 
     @app.callback(
         Output("heads-pattern", "figure"),

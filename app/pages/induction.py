@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, html, no_update
+from dash import Dash, Output, html, no_update
 
 from workbench.analyses.labels import COPYING_SCORES, INDUCTION_SCORES
 from workbench.app.components import about_score, card, graph, number, on_card, plain_table, tiles
@@ -13,7 +13,7 @@ from workbench.app.jobs import Task
 from workbench.app.on_demand import OnDemand
 from workbench.app.recipes import Recipe, Shown, chosen_head
 from workbench.app.selection import LAYER_HEIGHT, choose_on_click, map_card, map_outputs, score_map
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import View
 
 NAME, TITLE = "induction", "Induction"
@@ -162,7 +162,7 @@ def tasks(services: Services, view: View) -> list[Task]:
 
 
 def register(app: Dash, services: Services) -> None:
-    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+    drawn = when_drawn(NAME)
 
     @app.callback(
         *map_outputs(NAME),

@@ -15,7 +15,7 @@ from workbench.app.messages import error_message
 from workbench.app.pages.pattern import visible
 from workbench.app.recipes import Recipe, Shown, chosen_head
 from workbench.app.selection import LAYER_HEIGHT, choose_on_click
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import MAX_WORD, View
 
 NAME, TITLE = "lens", "Logit lens"
@@ -145,9 +145,7 @@ def register(app: Dash, services: Services) -> None:
         Output("lens-tiles", "children"),
         Output("lens-title", "children"),
         Output("lens-ranks", "children"),
-        Input("ready", "data"),
-        Input("view", "data"),
-        Input("scheme", "data"),
+        *when_drawn(NAME),
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
@@ -173,9 +171,7 @@ def register(app: Dash, services: Services) -> None:
         Output("direct-map", "figure"),
         Output("direct-map", "style"),
         Output("direct-table", "children"),
-        Input("ready", "data"),
-        Input("view", "data"),
-        Input("scheme", "data"),
+        *when_drawn(NAME),
     )
     def draw_parts(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
@@ -209,7 +205,6 @@ def register(app: Dash, services: Services) -> None:
     @app.callback(
         Output("lens-position", "value", allow_duplicate=True),
         Input("lens-map", "clickData"),
-        prevent_initial_call=True,
     )
     def choose_position(event: dict | None) -> int:
         match event:

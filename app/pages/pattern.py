@@ -15,7 +15,7 @@ from workbench.analyses.figures import show_controls
 from workbench.app.components import card, graph, number, on_card, select
 from workbench.app.jobs import Task
 from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, pattern_of
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import Span, View
 from workbench.errors import WorkbenchError
 
@@ -183,9 +183,7 @@ def register(app: Dash, services: Services) -> None:
         Output("tokens", "children"),
         Output("tokens-hint", "children"),
         *(Output(end, "value") for end in ENDS),
-        Input("ready", "data"),
-        Input("view", "data"),
-        Input("scheme", "data"),
+        *when_drawn(NAME),
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
@@ -210,7 +208,6 @@ def register(app: Dash, services: Services) -> None:
         Output("keys", "data", allow_duplicate=True),
         Input("pattern-map", "relayoutData"),
         State("view", "data"),
-        prevent_initial_call=True,
     )
     def zoom(event: dict | None, query: str) -> Any:
         view = services.view_on(NAME, query)
@@ -224,7 +221,6 @@ def register(app: Dash, services: Services) -> None:
         Input("typed-part", "data"),
         Input("zoom-out", "n_clicks"),
         State("view", "data"),
-        prevent_initial_call=True,
     )
     def show(typed: list, out: int, query: str) -> Any:
         if ctx.triggered_id == "zoom-out":
@@ -239,7 +235,6 @@ def register(app: Dash, services: Services) -> None:
         Input("pattern-map", "clickData"),
         Input("opened-head", "data"),
         State("view", "data"),
-        prevent_initial_call=True,
     )
     def open_head(event: dict | None, head: int | None, query: str) -> Any:
         if services.view_on(NAME, query).show == "head":
@@ -252,7 +247,6 @@ def register(app: Dash, services: Services) -> None:
         Output("typed-part", "data"),
         Input("zoom-in", "n_clicks"),
         State("ends", "data"),
-        prevent_initial_call=True,
     )
 
 

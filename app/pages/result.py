@@ -16,7 +16,7 @@ from workbench.app.components import card, definitions, graph, message, on_card,
 from workbench.app.jobs import Task
 from workbench.app.opened import read_files
 from workbench.app.recipes import Opened, Shown
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import View
 from workbench.errors import WorkbenchError
 
@@ -58,9 +58,7 @@ def tasks(services: Services, view: View) -> list[Task]:
 def register(app: Dash, services: Services) -> None:
     @app.callback(
         Output("result-body", "children"),
-        Input("ready", "data"),
-        Input("view", "data"),
-        Input("scheme", "data"),
+        *when_drawn(NAME),
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
@@ -71,7 +69,6 @@ def register(app: Dash, services: Services) -> None:
     @app.callback(
         Output("opened", "data", allow_duplicate=True),
         Input("chosen-files", "data"),
-        prevent_initial_call=True,
     )
     def open_files(chosen: list) -> Any:
         if not chosen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, html, no_update
+from dash import Dash, Output, html, no_update
 
 from workbench.analyses.labels import SINK_SCORES
 from workbench.app.components import card, empty_figure, graph, on_card, plain_table, tiles
@@ -13,7 +13,7 @@ from workbench.app.jobs import Task
 from workbench.app.on_demand import OnDemand
 from workbench.app.recipes import SINK_LENGTH, Recipe, Shown, chosen_head
 from workbench.app.selection import choose_on_click, map_card, map_outputs, score_map
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import View
 
 NAME, TITLE = "sinks", "Sinks"
@@ -144,9 +144,7 @@ def register(app: Dash, services: Services) -> None:
         Output("sinks-tiles", "children"),
         Output("sinks-kinds", "children"),
         Output("sink-score", "data"),
-        Input("ready", "data"),
-        Input("view", "data"),
-        Input("scheme", "data"),
+        *when_drawn(NAME),
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)
@@ -173,9 +171,7 @@ def _register_on_demand(app: Dash, services: Services, asked: OnDemand) -> None:
         *asked.outputs,
         Output(name, "figure"),
         Output(f"{asked.name}-note", "children"),
-        Input("ready", "data"),
-        Input("view", "data"),
-        Input("scheme", "data"),
+        *when_drawn(NAME),
     )
     def draw(ready: str, query: str, scheme: str) -> Any:
         view = services.view_on(NAME, query)

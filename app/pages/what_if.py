@@ -13,7 +13,7 @@ from workbench.app.jobs import Task
 from workbench.app.pages.heads import preview_of
 from workbench.app.pages.pattern import resolution, visible
 from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown
-from workbench.app.services import Services
+from workbench.app.services import Services, when_drawn
 from workbench.app.state import View
 
 NAME, TITLE = "what-if", "What if"
@@ -115,7 +115,7 @@ def tasks(services: Services, view: View) -> list[Task]:
 
 
 def register(app: Dash, services: Services) -> None:
-    drawn = Input("ready", "data"), Input("view", "data"), Input("scheme", "data")
+    drawn = when_drawn(NAME)
 
     @app.callback(
         Output("following", "figure"),
@@ -160,7 +160,6 @@ def register(app: Dash, services: Services) -> None:
         *(Input(f"off-{what}", "n_clicks") for what in ("head", "layer", "mlp", "sink")),
         State("off", "value"),
         State("view", "data"),
-        prevent_initial_call=True,
     )
     def switch_off(*given: Any) -> list[str]:
         off, query = given[-2:]
@@ -171,7 +170,6 @@ def register(app: Dash, services: Services) -> None:
         Output("off-refused", "children"),
         Input("off", "value"),
         State("view", "data"),
-        prevent_initial_call=True,
     )
     def refuse(off: list | None, query: str) -> Any:
         refused = names_refused(services, services.view_on(NAME, query), off or [])
@@ -184,12 +182,9 @@ def register(app: Dash, services: Services) -> None:
         Output("off", "value", allow_duplicate=True),
         Input("off-undo", "n_clicks"),
         Input("off", "value"),
-        prevent_initial_call=True,
     )
 
-    @app.callback(
-        Output("position", "value", allow_duplicate=True), Input("off-text", "clickData"), prevent_initial_call=True
-    )
+    @app.callback(Output("position", "value", allow_duplicate=True), Input("off-text", "clickData"))
     def choose_position(event: dict | None) -> int:
         match event:
             case {"points": [{"x": int() | float() as place}, *_]}:
