@@ -43,9 +43,8 @@ def wait(page: Page) -> None:
 
 def picture(page: Page, width: int) -> bytes:
     """The whole page, however long, as WebP."""
-    height = page.evaluate(
-        "Math.max(document.documentElement.scrollHeight, document.getElementById('main').scrollHeight)"
-    )
+    whole = "Math.max(document.documentElement.scrollHeight, document.getElementById('main').scrollHeight)"
+    height = page.evaluate(whole)
     page.set_viewport_size({"width": width, "height": height})
     page.wait_for_timeout(700)  # figures follow the window's size
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": SHOWN_WIDTH / width}
