@@ -15,6 +15,7 @@ from werkzeug.serving import make_server
 from workbench.app.main import HOST, QuietHandler, app_of, listen, services_on
 from workbench.app.models import ModelStore
 from workbench.app.state import View, from_query, to_query
+from workbench.errors import WorkbenchError
 
 FIRST_PORT = 8060  # apart from that of `workbench app`
 
@@ -54,24 +55,30 @@ def show(shown: Any, *, text: str | None = None, height: int = 900, **view: Any)
 
     Raises:
         ValueError: something else to show, or a view that there is not.
-        WorkbenchError: no free port.
+        WorkbenchError: no free port, or a result that lacks what results of its kind hold.
     """
     from workbench.analyses import Result
 
-    is_model = hasattr(shown, "run_with_statistics")
+    is_model = hasattr(shown, "run_with_statistics") and not isinstance(shown, type)
     if not is_model and not isinstance(shown, (str, PathLike, Result)):
         raise ValueError(f"give a HookedTransformer, the name of one, or a result; got {type(shown).__name__}")
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"text must be a string, got {type(text).__name__}")
     _check_view(view)
     server = _Server.running()
     fields = dict(view)
+    if text is not None:
+        fields["text"] = server.services.texts.put(text)
     if is_model:
         fields["model"] = server.services.models.hold(shown)
     elif isinstance(shown, Result):
-        fields |= {"page": "result", "opened": server.services.opened.put(shown)}
+        try:
+            fields |= {"page": "result", "opened": server.services.opened.put(shown)}
+        except WorkbenchError:
+            server.leave(None)
+            raise
     else:
         fields["model"] = fspath(shown)
-    if text is not None:
-        fields["text"] = server.services.texts.put(text)
     url = f"{server.address}{to_query(View(**fields))}"
     _display(url, height)
     return Dashboard(url, lambda: server.leave(fields["model"] if is_model else None))

@@ -29,7 +29,18 @@ class OpenedResults:
         self._lock = threading.Lock()
 
     def put(self, result: Result) -> str:
-        """Keeps a result. Returns its name, which begins with its kind."""
+        """Keeps a result. Returns its name, which begins with its kind.
+
+        Raises:
+            WorkbenchError: it lacks what results of its kind hold, as one from another version may.
+        """
+        try:
+            result.summary()
+            result.tables()
+        except Exception as error:
+            raise WorkbenchError(
+                f"the result lacks what one of the kind {result.kind} holds here ({error!r}); run its analysis again"
+            ) from error
         name = f"{result.kind}.{hashlib.sha256(result.to_files()['.json']).hexdigest()[:16]}"
         with self._lock:
             self._results[name] = result
@@ -87,5 +98,7 @@ def _unpacked(name: str, content: bytes, *, read: bool = True) -> dict[str, byte
             if sum(part.file_size for part in archive.infolist()) > MOST_UNPACKED:
                 raise WorkbenchError(f"{name} holds more than {MOST_UNPACKED // 10**9} GB")
             return {part.filename: archive.read(part) for part in archive.infolist()} if read else {}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except WorkbenchError:
+        raise
+    except Exception as error:  # of zipfile and of every way to compress: the file may hold anything
         raise WorkbenchError(f"{name} is damaged, or no saved result: {error}") from error

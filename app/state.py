@@ -37,6 +37,7 @@ OWN_PROMPTS = "own_prompts"  # the task whose prompts the user writes
 MAX_NAME = 500  # characters of a model's name or path
 MAX_WORD = 100  # characters
 MOST_NEW, MOST_TEMPERATURE = 256, 5.0  # of a generation
+MOST_DECIMALS = 4  # of numbers in the address; Python writes more of them as 1e-05
 MAX_INLINE = 1500  # bytes; a longer text goes into the URL as its digest
 Span = tuple[int, int]
 
@@ -128,8 +129,11 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
 
 def _decimal(low: float, high: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
-        if not re.fullmatch(r"\d{1,6}(\.\d{1,12})?", text, re.ASCII) or not low <= float(text) <= high:
-            raise ValueError(f"must be a number from {low:g} to {high:g}")
+        if (
+            not re.fullmatch(rf"\d{{1,6}}(\.\d{{1,{MOST_DECIMALS}}})?", text, re.ASCII)
+            or not low <= float(text) <= high
+        ):
+            raise ValueError(f"must be a number from {low:g} to {high:g} with at most {MOST_DECIMALS} decimal places")
         return float(text)
 
     return parse
@@ -154,12 +158,10 @@ def _words(limit: int) -> Callable[[str], str]:
 
 
 def _span(text: str) -> Span:
-    first, _, last = text.partition("-")
-    limits = _integer(0, 10**7)
-    span = limits(first), limits(last)
-    if span[0] >= span[1]:
-        raise ValueError("must be two increasing whole numbers, as in 0-64")
-    return span
+    ends = re.fullmatch(r"(\d{1,8})-(\d{1,8})", text, re.ASCII)
+    if ends is None or not int(ends[1]) < int(ends[2]) <= 10**7:
+        raise ValueError("must be two increasing whole numbers up to 10000000, as in 0-64")
+    return int(ends[1]), int(ends[2])
 
 
 def _asked(text: str) -> tuple[str, ...]:
@@ -234,8 +236,10 @@ def to_query(view: View) -> str:
         # Page and model are always written: a server may open on others than the default.
         if field in ("page", "model") or (value is not None and value != getattr(plain, field)):
             between = "," if field in ("off", "asked") else "-"
-            pairs.append((name, between.join(map(str, value)) if isinstance(value, tuple) else str(value)))
-    return "?" + urlencode(pairs)
+            several = isinstance(value, (tuple, list))
+            number = round(value, MOST_DECIMALS) if isinstance(value, float) else value
+            pairs.append((name, between.join(map(str, value)) if several else str(number)))
+    return "?" + urlencode(pairs, errors="replace")  # of what is no character at all
 
 
 def from_query(query: str, default: View) -> tuple[View, list[str]]:

@@ -139,6 +139,43 @@ def test_a_saved_result_is_the_result_and_opens_again(services: Services) -> Non
     assert opened.quantities["entropy"].definition in page
 
 
+def export_zip(files: dict[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in files.items():
+            archive.writestr(name, part)
+    return content.getvalue()
+
+
+def scrambled(archive: bytes) -> bytes:
+    """An archive whose first file is none that deflate has made."""
+    return archive[:50] + b"\xff" * 50 + archive[100:]
+
+
+def forged(files: dict[str, bytes], arrays: bytes) -> dict[str, bytes]:
+    """A description whose digests are right, of other arrays."""
+    about = json.loads(files[".json"]) | {"arrays_sha256": hashlib.sha256(arrays).hexdigest()}
+    about["sha256"] = _digest({name: value for name, value in about.items() if name != "sha256"})
+    return {"a.json": json.dumps(about).encode(), "a.npz": arrays}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({size},), }}\n" for size in (10**12, 10**30, -1)),
+        "((((\n",
+    ],
+)
+def test_arrays_that_claim_any_size_or_have_no_head_are_refused(content: str, tiny: HookedTransformer) -> None:
+    files = head_statistics(tiny, "a b a b").to_files()
+    head = b"\x93NUMPY\x01\x00" + len(content).to_bytes(2, "little") + content.encode()
+    arrays = export_zip({f"{name}.npy": head for name in json.loads(files[".json"])["quantities"]})
+    with pytest.raises(WorkbenchError, match="a.json does not describe a.npz: .*run the analysis again"):
+        read_files(forged(files, arrays))
+    with pytest.raises(WorkbenchError, match="does not describe"):
+        read_files(forged(files, scrambled(files[".npz"])))
+
+
 def test_files_that_are_no_result_are_refused_in_words(
     tiny: HookedTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +192,8 @@ def test_files_that_are_no_result_are_refused_in_words(
         ({"a.json": b"\xff", "a.npz": arrays}, "a.json is not readable as JSON"),
         ({"a.json": edited, "a.npz": arrays}, "a.json was edited"),
         ({"a.json": b" " * 33_000_000, "a.npz": arrays}, "workbench app --open FILE"),
+        ({"a.json": b'{"format": %s}' % (b"1" * 5000), "a.npz": arrays}, "a.json is not readable as JSON"),
+        ({"a.zip": scrambled(export_zip({"a.json": description, "a.npz": arrays}))}, "a.zip is damaged"),
     ]
     for given, said in refused:
         with pytest.raises(WorkbenchError, match=re.escape(said)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from workbench.analyses import head_statistics
 from workbench.app import show
 from workbench.app.inline import _Server
 from workbench.app.jobs import Job, Task
+from workbench.app.state import View, from_query
 from workbench.errors import WorkbenchError
 
 
@@ -67,12 +69,34 @@ def test_a_notebook_gets_a_frame(tiny: HookedTransformer, monkeypatch: pytest.Mo
     assert shown == [(dashboard.url, "100%", 500)]
 
 
+def test_lists_odd_numbers_and_half_characters_make_an_address_that_is_read_back(tiny: HookedTransformer) -> None:
+    dashboard = show(
+        tiny, off=["L0H0", "L1"], queries=[0, 5], temperature=0.1 + 0.2, target="\ud800", text="a b"
+    )  # fmt: skip
+    dashboard.close()
+    view, notices = from_query(urlsplit(dashboard.url).query, View())
+    assert not notices
+    assert (view.off, view.queries, view.temperature, view.target) == (("L0H0", "L1"), (0, 5), 0.3, "?")
+
+
+def test_a_result_that_lacks_what_its_kind_holds_is_refused(tiny: HookedTransformer) -> None:
+    whole = head_statistics(tiny, "a b a b")
+    with pytest.raises(
+        WorkbenchError, match="lacks what one of the kind head_statistics holds.*run its analysis again"
+    ):
+        show(dataclasses.replace(whole, quantities={}))
+    assert _Server._current is None
+
+
 def test_what_cannot_be_shown_is_refused(tiny: HookedTransformer) -> None:
     for arguments, message in (
         ({"shown": 3}, "give a HookedTransformer, the name of one, or a result; got int"),
         ({"shown": tiny, "colour": "red"}, "there is no colour in a view; there are max_tokens, page"),
         ({"shown": tiny, "page": "cover"}, "'page' must be one of heads, pattern"),
         ({"shown": tiny, "layer": -1}, "'layer' must be a whole number"),
+        ({"shown": HookedTransformer}, "give a HookedTransformer, the name of one, or a result; got type"),
+        ({"shown": tiny, "text": 5}, "text must be a string, got int"),
+        ({"shown": tiny, "temperature": float("nan")}, "'temperature' must be a number from 0 to 5"),
     ):
         with pytest.raises(ValueError, match=message):
             show(**arguments)  # type: ignore[arg-type]

@@ -81,6 +81,8 @@ def test_no_address_is_an_error(query: str) -> None:
         ("?v=1&queries=9-3", "'queries' must be two increasing whole numbers"),
         ("?v=1&sequences=100000", "'sequences' must be a whole number from 1 to 512"),
         ("?v=1&temperature=1e3", "'temperature' must be a number from 0 to 5"),
+        ("?v=1&temperature=0.0000001", "with at most 4 decimal places"),
+        ("?v=1&queries=3", "'queries' must be two increasing whole numbers"),
         ("?v=1&new=1000", "'new' must be a whole number from 1 to 256"),
         ("?v=1&asked=everything", "'asked' must be some of circuit, copying"),
         ("?v=1&colour=red", "'colour' is unknown here"),
