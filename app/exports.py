@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 import re
 import zipfile
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from workbench.app.recipes import AnyRecipe, Opened, Recipe, Shown
 from workbench.app.requests import EXPORT
 from workbench.app.services import Services
 from workbench.app.state import View
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, ran_out_of_memory
 
 FORMATS = ("svg", "png", "pdf", "html", "csv", "result", "py", "ipynb")
 MIME = {
@@ -174,6 +175,11 @@ def register(app: Dash, services: Services) -> None:
             file = export(services, services.view(urlencode(asked)), figure, format, preset)
         except (WorkbenchError, ValueError) as error:  # a message in place of a file; no fault of the page's
             return _message(str(error), 200)
+        except Exception as error:
+            logging.getLogger(__name__).exception("no file")
+            if ran_out_of_memory(error):
+                return _message("There is not enough memory for this file; shorten the text.", 200)
+            return _message("Something went wrong here, not with your input; the server’s log says what.", 200)
         answer = flask.Response(file.content, mimetype=file.mime)
         answer.headers["Content-Disposition"] = f'attachment; filename="{file.name}"'
         answer.headers["X-Content-Type-Options"] = "nosniff"

@@ -313,3 +313,19 @@ def test_the_command_line_opens_a_saved_result(
     given.clear()
     (tmp_path / "run.v1.npz").unlink()
     assert cli.main(["app", "--open", str(tmp_path / "run.v1.json"), "--no-browser"]) == 1 and not given
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(KeyError("x"), "went wrong here, not with"), (MemoryError(), "not enough memory")]
+)
+def test_a_file_that_fails_for_reasons_of_its_own_gives_words(
+    error: Exception, said: str, services: Services, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("workbench.app.exports.export", fails)
+    asked = to_query(services.default) + "&figure=heads-map&export-format=csv"
+    answer = app_of(services).server.test_client().get(f"/export{asked}", headers=HERE)
+    assert said in answer.text and answer.mimetype == "text/plain" and "Content-Disposition" not in answer.headers
+    assert caplog.records[-1].exc_info  # for whoever runs the server
