@@ -160,5 +160,5 @@ def _without_bars(figure: go.Figure) -> go.Figure:
 
 
 def _bar_range(values: np.ndarray) -> tuple[float, float]:
-    """From 0 to a little above the longest bar, so that what is 0 but for rounding has none."""
-    return 0.0, 1.05 * max(float(np.nanmax(values)), LEAST_RANGE)
+    """From 0 to a little above the longest bar, if there is any, so that what is 0 but for rounding has none."""
+    return 0.0, 1.05 * max(float(np.nan_to_num(values).max()), LEAST_RANGE)

@@ -226,6 +226,13 @@ def test_the_first_column_apart_has_colours_of_its_own_and_the_same_numbers(
         assert "apart" not in plain.figure(first_apart=True).data[-1].colorbar.title.text
 
 
+def test_bars_have_a_range_where_no_query_is_left_with_a_key(random_model: HookedTransformer) -> None:
+    found = head_pattern(random_model, torch.tensor([3, 4, 5]), LAYER, HEAD, queries=(0, 1), without_first=True)
+    assert np.isnan(found["entropy"]).all() and np.isnan(found.cells).all()
+    layout = found.figure().layout  # NaN would be null in the browser
+    assert all(np.isfinite(axis.range).all() for axis in (layout.xaxis4, layout.yaxis))
+
+
 def test_pads_are_left_out(random_model: HookedTransformer, tokens: torch.Tensor, whole: np.ndarray) -> None:
     padded = torch.cat((torch.full((5,), 3), tokens))[None]
     mask = torch.cat((torch.zeros(5), torch.ones(N)))[None]
