@@ -23,7 +23,7 @@ from workbench.analyses.figures.style import (
 
 Pair = tuple[np.ndarray, np.ndarray]
 Heads = tuple[tuple[int, int] | None, tuple[int, int] | None]
-MOST_LETTERS = 52  # of a panel's name
+MOST_LETTERS = 32  # of a panel's name: what fits above it in a narrow window
 CELLS_WITH_TEXT = 144  # a panel with at most so many cells prints its values
 
 
@@ -101,7 +101,7 @@ def pattern_pair(
     ticks = end * (np.array([0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0]) if scale == "sqrt" else np.linspace(0, 1, 6))
     places = np.sqrt(ticks) if scale == "sqrt" else ticks
     bar = colourbar(f"{label} (√ colour)" if scale == "sqrt" else label)
-    figure = _panels(names, theme, 470)
+    figure = _panels(names, theme, 470, between=0.16)  # room for the tokens of the second panel's queries
     for place, (side, name, (queries, keys)) in enumerate(zip(cells, names, labels, strict=True)):
         shown = np.sqrt(side) if scale == "sqrt" else side
         figure.add_trace(
@@ -117,16 +117,15 @@ def pattern_pair(
         small = {"tickfont_size": min(10, max(8, 300 // longest)), "dtick": 1 if longest <= LABELS_THAT_FIT else None}
         at = {"row": 1, "col": place + 1}
         figure.update_xaxes(type="category", tickangle=90, nticks=10, title="key (source)", **small, **at)
-        figure.update_yaxes(
-            type="category", nticks=16, autorange="reversed", title="query (destination)", **small, **at
-        )
+        title = "query (destination)" if place == 0 else None
+        figure.update_yaxes(type="category", nticks=16, autorange="reversed", title=title, **small, **at)
     return figure
 
 
-def _panels(names: tuple[str, str], theme: str, height: int) -> go.Figure:
-    """Two empty panels, whose ground is that of cells without a value."""
+def _panels(names: tuple[str, str], theme: str, height: int, between: float = 0.1) -> go.Figure:
+    """Two empty panels, whose ground is that of cells without a value, ``between`` of the width apart."""
     titles = [escaped(_short(name)) for name in names]
-    figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.1)
+    figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=between)
     apply_style(figure, theme, height=height)
     figure.update_annotations(font_size=12)
     figure.update_layout(plot_bgcolor=THEMES[theme].masked, margin={**COLOURBAR_ROOM, "t": 40})

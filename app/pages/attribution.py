@@ -101,7 +101,8 @@ def layout(view: View) -> list[Any]:
             select("measure", "Measure of attention", view.measure, ATTENTION_MEASURES),
             select("ablation", "Kind of ablation", view.ablation, ABLATIONS, width=150),
         ],
-        note="Click a point to choose its head. Dotted lines: from where a head counts as attended, and as decisive.",
+        note="Click a point to choose its head. Beyond the dashed lines a head counts as attended, or as decisive; "
+        "before the dotted ones as unattended, or as inert.",
     )
     agreement = card(
         "Does a measure rank heads as ablation does?",
@@ -113,7 +114,7 @@ def layout(view: View) -> list[Any]:
         graph("attribution-map", "Effect of ablating every head", TALL),
         note="Blue: the answer loses. Red: it gains.",
     )
-    named = card("Where they disagree", html.Div(id="attribution-named"))
+    named = card("Heads that stand out", html.Div(id="attribution-named"))
     sources = card(
         "Which tokens of a prompt",
         graph("sources-prompt", "Measures of every token of one prompt beside its knock-out", TALL),
@@ -271,9 +272,10 @@ def numbers_that_matter(result: Any) -> html.Div:
         best_tau, best_name = f"{tau[best]:+.2f}", ATTENTION_MEASURES[result.measures[best]]
     else:
         best_tau, best_name = "–", "no measure differs between heads"
+    n = len(result["baseline"])
     counts = [str(len(result.heads(verdict))) if not result.settings["untested"] else "–" for verdict in NAMED]
     return tiles(
-        ("The answer has", f"{result['baseline'].mean():+.2f}", f"{measured}, {len(result['baseline'])} prompts"),
+        ("The answer has", f"{result['baseline'].mean():+.2f}", f"{measured}, {n} prompt{'s' * (n != 1)}"),
         (
             "τ of the largest weight",
             "–" if np.isnan(tau[weight]) else f"{tau[weight]:+.2f}",

@@ -71,6 +71,14 @@ def test_figures_name_the_sides_and_share_one_range() -> None:
     assert list(table["series"].unique()) == ["A: one", "B: two"] and len(table) == 8
 
 
+def test_titles_of_two_panels_stay_apart_in_a_narrow_window() -> None:
+    long = scores("a model with a name as long as a folder's path", previous_token=[[0.1]])
+    titles = compare_heads(long, dataclasses.replace(B)).figure("maps").layout.annotations[:2]
+    letter = 6.2  # pixels, at the titles' size; at 900 pixels of window the panels are 210 apart
+    assert all(len(title.text) * letter < 210 for title in titles)
+    assert titles[0].text.endswith("…")
+
+
 def test_models_of_other_sizes_have_maps_and_no_change(tmp_path: Path) -> None:
     wide = scores("wide", previous_token=[[0.1, 0.2, 0.3]])
     found = compare_heads(A, wide)
