@@ -241,6 +241,10 @@ def register(app: Dash, services: Services) -> None:
             raise PreventUpdate
         return (head if ctx.triggered_id == "opened-head" else clicked_panel(event)), "head"
 
+    @app.callback(Output("unit", "disabled"), Input("show", "value"))
+    def words_of_one_head(show: str) -> bool:
+        return show == "layer"  # whose patterns are by tokens, always
+
     # The browser reads the fields itself: what they report to callbacks can be a keystroke behind.
     app.clientside_callback(
         ClientsideFunction("workbench", "typedNumbers"),

@@ -18,6 +18,7 @@ def test_a_head_of_a_layer_is_opened_by_click_and_by_key(watched: Open, dashboar
     page.drawn("pattern-map")
     page.wait_for_selector("#first-share >> text=/Token 0 gets .* most in H. /")
     page.wait_for_selector("#tokens-hint >> text=Click on a head")
+    page.wait_for_selector("#unit:disabled")  # a layer's patterns are by tokens, whatever is chosen here
     box = page.area("pattern-map")
     page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.8 * box["height"])  # in the lower left of four
     page.wait_for_timeout(200)
@@ -26,6 +27,7 @@ def test_a_head_of_a_layer_is_opened_by_click_and_by_key(watched: Open, dashboar
     page.wait_for_selector("#pattern-title >> text=L2H2")
     page.wait_for_view(head="2")
     assert "show" not in page.view()
+    page.wait_for_selector("#unit:enabled")
     page.wait_for_selector("#tokens .token")
     page.go_back()
     page.wait_for_selector("#pattern-title >> text=Layer 2")
