@@ -73,7 +73,7 @@ def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: 
         max_tokens: cuts only the first so many tokens, BOS included; None takes the whole text.
 
     Raises:
-        WorkbenchError: no tokenizer, or an empty text.
+        WorkbenchError: no tokenizer, an empty text, or a context that holds no token of a text.
     """
     length = min(length, model.cfg.n_ctx)
     n_tokens = _count_tokens(model, text)
@@ -82,6 +82,11 @@ def text_to_sequences(model: Any, text: str, max_tokens: int | None, *, length: 
         return _beginning(model, text, n_wanted, n_tokens)
     frame = text_frame(model)  # each sequence has its own
     n_own = length - len(frame)
+    if n_own < 1:
+        raise WorkbenchError(
+            f"{model.cfg.model_name} reads {length:,} at a time, so no token of a text fits beside its special ones; "
+            "choose another model"
+        )
     tokens = chunked_text(model, text, length=length, max_chunks=(n_wanted - len(frame)) // n_own)
     description = (
         f"{quoted(text)} in sequences of {frame.in_words(f'{n_own} tokens')}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -181,9 +182,12 @@ def checked_part(
 
 
 def _checked_range(name: str, given: Range | None, n: int) -> Range:
-    first, end = (0, n) if given is None else given
+    try:
+        first, end = (0, n) if given is None else map(operator.index, given)
+    except (TypeError, ValueError):  # no two numbers, or none that are whole
+        first = end = -1
     if not 0 <= first < end <= n:
-        raise ValueError(f"{name} must be a range (first, end) within the {n} real tokens, got {given}")
+        raise ValueError(f"{name} must be a range (first, end) within the {n} real tokens, got {given!r}")
     return int(first), int(end)
 
 

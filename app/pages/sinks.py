@@ -214,17 +214,14 @@ def head_map(result: Any, view: View, scheme: str) -> tuple:
 def numbers_that_matter(result: Any) -> html.Div:
     position, rate, weight = result.sink_position, result["sink_rate"], result["sink_weight"]
     layer, head = (int(place) for place in np.unravel_index(np.nanargmax(weight), weight.shape))
-    others = np.delete(rate, position)
+    others, ratio = np.delete(rate, position), result["output_norm_ratio"]
+    median_ratio = f"× {np.nanmedian(ratio):.2f}" if np.isfinite(ratio).any() else "–"
     return tiles(
         ("Highest sink rate", f"{rate[position]:.0%}", f"of sequences × heads, at position {position}"),
         ("At any other position", f"{np.nanmax(others):.0%}" if np.isfinite(others).any() else "–", "at most"),
         ("Weight on it", f"{np.nanmean(weight):.2f}", "mean over all heads"),
         ("Most of all in", f"L{layer}H{head}", f"{weight[layer, head]:.2f} of its weight"),
-        (
-            "Norm of what it adds",
-            f"× {np.nanmedian(result['output_norm_ratio']):.2f}",
-            "of the median key's, median head",
-        ),
+        ("Norm of what it adds", median_ratio, "of the median key's, median head"),
     )
 
 

@@ -16,6 +16,7 @@ from workbench.analyses import chunked_text, repeated_random_tokens
 from workbench.analyses.inputs import filled_sequences, text_to_sequences, text_to_tokens
 from workbench.analyses.prompts import quoted
 from workbench.analyses.running import Sequences
+from workbench.errors import WorkbenchError
 
 
 class Tokenizer:
@@ -152,6 +153,9 @@ def test_sequences_cover_the_text_up_to_the_limit() -> None:
         assert found.tokens[:, 1:].flatten().tolist() == everything[: 7 * n_sequences]
         used = f"sequences of BOS and 7 tokens, {7 * n_sequences} of the text's 63"
         assert found.description == f"“{text[:59]}…” in {used}"
+    model.cfg.n_ctx, model.cfg.model_name = 1, "short"  # BOS and nothing else
+    with pytest.raises(WorkbenchError, match="short reads 1 at a time, so no token of a text fits"):
+        text_to_sequences(model, text, None, length=8)
 
 
 def test_a_short_text_fills_sequences_over_and_over() -> None:

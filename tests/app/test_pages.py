@@ -404,6 +404,11 @@ def test_sinks_tell_their_rate_and_the_kinds_of_tokens(services: Services) -> No
     (result,) = finish(services, dataclasses.replace(services.default, page="sinks", text=TEXT * 3))
     assert f"{result['sink_rate'][result.sink_position]:.0%}" in shown_text(sinks.numbers_that_matter(result))
     assert "of sequences × heads, at position" in shown_text(sinks.numbers_that_matter(result))
+    nothing = dataclasses.replace(
+        result.quantities["output_norm_ratio"], values=np.full_like(result["output_norm_ratio"], np.nan)
+    )
+    without = dataclasses.replace(result, quantities=dict(result.quantities) | {"output_norm_ratio": nothing})
+    assert "nan" not in shown_text(sinks.numbers_that_matter(without))  # of a model that writes only zeros
     assert "First token" in shown_text(sinks.kind_table(result))
 
 
