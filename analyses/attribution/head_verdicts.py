@@ -38,7 +38,7 @@ def head_verdicts(
     n, untested = len(attention), np.full(shape, "untested")
     gain = effects.baseline - chance
     if n < agreement.MIN_FOR_INTERVAL:
-        return f"{n} prompts are fewer than the {agreement.MIN_FOR_INTERVAL} that both halves need", untested
+        return f"both halves together need {agreement.MIN_FOR_INTERVAL} prompts, and there are {n}", untested
     error = max(gain.std(ddof=1) / n**0.5, 1e-12)
     if scipy.stats.t.sf(gain.mean() / error, n - 1) >= SOLVES:
         return "the model does not do the task: its metric is not above chance", untested
