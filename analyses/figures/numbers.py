@@ -22,7 +22,9 @@ def numbers_of(figure: go.Figure) -> pd.DataFrame:
     drawn = [trace for trace in figure.data if trace.hoverinfo != "skip" or trace.name]
     maps = [trace for trace in drawn if trace.type == "heatmap"]
     parts = [_cells(figure, trace) for trace in maps] or [_points(figure, trace) for trace in drawn]
-    return pd.concat(parts, ignore_index=True).dropna(axis=1, how="all")
+    table = pd.concat(parts, ignore_index=True)
+    unnamed = "series" in table and bool(table["series"].isna().all())
+    return table.drop(columns="series") if unnamed else table
 
 
 def _cells(figure: go.Figure, trace: Any) -> pd.DataFrame:

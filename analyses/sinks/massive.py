@@ -61,8 +61,8 @@ class MassiveActivations(Result):
             f"Median head at position {at}: ‖v‖ {middle('value_norm_ratio', '.2f')} × and ‖k‖ "
             f"{middle('key_norm_ratio', '.2f')} × the median key's; cosine of k with the mean query "
             f"{middle('key_cosine_at_sink', '+.2f')}, of the median key {middle('key_cosine_median', '+.2f')}.",
-            f"It takes {middle('sink_weight', '.3f')} of the weight and gives {middle('output_share', '.3f')} of the "
-            "output.",
+            f"That position takes {middle('sink_weight', '.3f')} of the weight and gives "
+            f"{middle('output_share', '.3f')} of the output.",
             f"Entropy {middle('entropy', '.2f')} nats with it and {middle('entropy_without_sink', '.2f')} without.",
         ]
         return "\n".join(lines)

@@ -37,11 +37,11 @@ class Streaming(Result):
     further_tables: ClassVar[Mapping[str, tuple[str, ...]]] = {"losses": ("policy", "query")}
 
     def summary(self) -> str:
-        settings = self.settings
+        settings, n_texts = self.settings, self.provenance.n_sequences
         lines = [
             self.provenance.sentence(),
             f"Loss of the predictions of queries {settings['window']} to {len(self['loss'][0, 0]) - 1}, when "
-            f"{settings['window']} tokens are remembered, n = {self.provenance.n_sequences} texts:",
+            f"{settings['window']} tokens are remembered, n = {n_texts} text{'s' * (n_texts > 1)}:",
         ]
         most = int(self["n_queries"].max())
         for place, policy in enumerate(POLICIES):

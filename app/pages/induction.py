@@ -220,12 +220,13 @@ def numbers_that_matter(result: Any) -> html.Div:
     (layer, head), losses = result.top(1)[0], result["copy_loss"]
     tested = [verdict for verdict in result["verdict"] if verdict in PASSED + FAILED]
     passed = sum(verdict in PASSED for verdict in tested)
+    kinds = ", ".join(f"{tested.count(verdict)} {verdict}" for verdict in PASSED if verdict in tested)
     return tiles(
         ("Highest prefix matching", f"{result['prefix_matching'][layer, head]:.2f}", f"L{layer}H{head}"),
         ("Even attention would give", f"{float(result['uniform_prefix_matching']):.2f}", "the score of no pattern"),
         ("Loss at first sight", f"{losses[0]:.2f}", "nats per token"),
         ("Loss at the repetition", f"{losses[1]:.2f}", "nats per token"),
-        ("Pass the test", f"{passed} of {len(tested)}" if tested else "–", "of the highest heads with the pattern"),
+        ("Pass the test", f"{passed} of {len(tested)}" if tested else "–", kinds or "heads with the pattern"),
     )
 
 

@@ -355,20 +355,21 @@ def test_the_caption_of_the_ablations_says_where_the_grey_band_comes_from_or_why
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "passed"),
+    ("verdicts", "passed", "which"),
     [
-        (["induction", "redundant", "pattern only", "anti-induction", "no pattern"], "2 of 4"),
-        (["no pattern", "no pattern"], "–"),
-        (["untested: one sequence", "no pattern"], "–"),
-        (["untested: no control head", "no pattern"], "–"),
+        (["induction", "redundant", "pattern only", "no pattern"], "2 of 3", "1 induction, 1 redundant"),
+        (["redundant", "redundant", "anti-induction"], "2 of 3", "2 redundant"),
+        (["no pattern", "no pattern"], "–", "heads with the pattern"),
+        (["untested: one sequence", "no pattern"], "–", "heads with the pattern"),
+        (["untested: no control head", "no pattern"], "–", "heads with the pattern"),
     ],
 )
 def test_heads_that_were_not_tested_do_not_fail_the_test(
-    tiny: HookedTransformer, verdicts: list[str], passed: str
+    tiny: HookedTransformer, verdicts: list[str], passed: str, which: str
 ) -> None:
     found = found_heads(tiny, [*verdicts, "control"], [0.0])
     tile = induction.numbers_that_matter(found).children[-1]
-    assert [part.children for part in tile.children][:2] == ["Pass the test", passed]
+    assert [part.children for part in tile.children] == ["Pass the test", passed, which]
 
 
 def test_a_map_is_as_high_as_its_layers_need() -> None:
