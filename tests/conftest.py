@@ -20,6 +20,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that tests start
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub when it is first imported
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores: one thread each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TRITON_INTERPRET"] = "1"  # read by triton when it is first imported: its kernels then run without a GPU
 
 
