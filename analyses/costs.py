@@ -88,9 +88,11 @@ def _what_if(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any])
     return estimate_run(cfg, size[1]) * 2 + _unembedded(cfg, size[1], 2, WHAT_IF_COPIES)
 
 
-def _induction_heads(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+def _induction_heads(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate | None:
     n_sequences, length = options.get("n_sequences", 8), options.get("length", 64)
     n_tokens = options.get("n_copies", 2) * length + 1
+    if n_tokens > cfg.n_ctx + 1:  # the analysis refuses it at once
+        return None
     n_ablated = options.get("n_ablated", min(5, cfg.n_layers * cfg.n_heads))
     run = estimate_run(cfg, n_tokens, n_sequences=n_sequences, logits=True)
     statistics = _head_statistics(cfg, (n_sequences, n_tokens), (), {})
@@ -113,7 +115,7 @@ def _source_attribution(cfg: Any, size: Size, arguments: tuple, options: Mapping
     return (run * (GRADIENT + size[1] + 2 * n_rankings * n_shares)).keeping(patterns)
 
 
-_ESTIMATES: Mapping[str, Callable[[Any, Size, tuple, Mapping[str, Any]], Estimate]] = {
+_ESTIMATES: Mapping[str, Callable[[Any, Size, tuple, Mapping[str, Any]], Estimate | None]] = {
     "attention_sinks": _attention_sinks,
     "attribution_agreement": _attribution_agreement,
     "head_pattern": _head_pattern,

@@ -8,7 +8,8 @@
   const within = (step) => Math.max(0, Math.min(lastStep(), step));
 
   function goTo(step) {
-    window.dash_clientside.set_props("step", { value: within(step) });
+    current = within(step); // at once: the next key may come before the field is told
+    window.dash_clientside.set_props("step", { value: current });
   }
 
   document.addEventListener("click", function (event) {

@@ -78,7 +78,7 @@ def test_stores_hold_ids_and_short_values_only() -> None:
     long = "word " * 10_000
     page = document("session", View(), {"demo": "the bundled model"})
     stores = [part for part in page._traverse() if type(part).__name__ == "Store"]
-    assert sum(len(json.dumps(store.to_plotly_json()["props"])) for store in stores) < 1000
+    assert sum(len(json.dumps(store.to_plotly_json()["props"])) for store in stores) < 1500
     assert long not in json.dumps(page, default=lambda part: part.to_plotly_json())
 
 

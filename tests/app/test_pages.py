@@ -102,7 +102,7 @@ def test_own_prompts_without_foils_are_scored_by_their_log_probability() -> None
     assert result["baseline"].tolist() == pytest.approx([float(expected)], abs=1e-4)
     assert result.ablations == ["zero"] and attribution.shown_ablation(result, View(ablation="mean")) == "zero"
     shown = shown_text(attribution.numbers_that_matter(result))
-    assert "nats of log-probability, 1 prompts" in shown and f"{float(expected):+.2f}" in shown
+    assert "nats of log-probability, 1 prompt" in shown and f"{float(expected):+.2f}" in shown
 
 
 def test_a_model_without_the_words_of_a_task_says_so(services: Services) -> None:
@@ -487,7 +487,7 @@ def test_progress_goes_from_task_to_task_and_ends_ready(services: Services) -> N
             break
     assert progress_of(services, view, "test", ready, again=False)[0] is no_update  # nothing is drawn twice
     keys = [task.key for task in heads.tasks(services, view)]
-    assert ready == "\n".join(keys) and alert == []
+    assert ready == "\n".join([to_query(view), *keys]) and alert == []
     assert all(services.jobs.result(key) is not None for key in keys)
 
 

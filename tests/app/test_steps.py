@@ -108,7 +108,7 @@ def test_an_answer_that_is_no_token_leaves_the_rest_of_the_page(services: Servic
     error = services.jobs.error(lens.parts_of(view).key(view))
     assert "foil 'nowhere' is no single token of this model" in str(error)
     told, _, alert, hidden, *_, state = progress_of(services, view, "test", "", again=False)
-    assert (alert, hidden, state) == ([], True, "main") and len(told.splitlines()) == 2  # ready, and the card is told
+    assert (alert, hidden, state) == ([], True, "main") and len(told.splitlines()) == 3  # view, lens and card
 
 
 def test_nothing_is_computed_before_it_is_asked_for(services: Services) -> None:

@@ -42,7 +42,9 @@ def size_problem(source: str | Path) -> str:
     return f"the weights of {source} take {bytes_in_words(needed)} of memory, but {bytes_in_words(free)} are free"
 
 
-def _of_folder(folder: Path, dtype: torch.dtype) -> int:
+def _of_folder(folder: Path, dtype: torch.dtype) -> int | None:
+    if not (folder / "config.json").exists():  # no model, which loading it says in its own words
+        return None
     return huggingface.folder_tensors(folder).n_elements() * dtype.itemsize
 
 

@@ -170,7 +170,7 @@ def test_effects_equal_those_of_a_naive_loop(random_model: HookedTransformer) ->
     for column, kind in enumerate(kinds):
         naive = naive_effects(random_model, prompts, values[kind])
         np.testing.assert_allclose(found["prompt_effect"][column], naive, atol=2e-4)
-    assert found.settings["untested"].startswith("4 prompts")
+    assert found.settings["untested"].endswith("and there are 4")
     assert (found["verdict"] == "untested").all() and np.isnan(found["tau_low"]).all()
 
 
@@ -312,7 +312,7 @@ def test_what_makes_no_sense_is_refused(random_model: HookedTransformer, options
 def test_other_prompts_are_needed(random_model: HookedTransformer) -> None:
     prompts = replace(random_prompts(3), corrupted=None)
     with pytest.raises(ValueError, match="pass them as reference"):
-        attribution_agreement(random_model, prompts)
+        attribution_agreement(random_model, prompts, ablations=("mean",))
     short = Sequences(torch.ones(2, 4, dtype=torch.int64), torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="mean by position"):
         attribution_agreement(random_model, prompts, ablations=("mean",), reference=short)
