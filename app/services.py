@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from dash import Input, State
@@ -33,6 +33,7 @@ class Services:
         self.jobs = JobRunner()
         self.texts = TextStore()
         self.opened = OpenedResults()
+        self._memory: tuple[str, Any] | None = None
 
     def view(self, query: str) -> View:
         """The view behind the string that the pages pass around."""
@@ -54,12 +55,16 @@ class Services:
         nearest = min(view.layer, model.cfg.n_layers - 1), min(view.head, model.cfg.n_heads - 1)
         return None if nearest == (view.layer, view.head) else nearest
 
-    @cached_property
-    def scores(self) -> Any:
-        """What is kept of the layer whose pattern was looked at last, so that zooming in runs no model."""
+    def memory_of(self, model_name: str) -> Any:
+        """What is kept of the layer whose pattern was looked at last, so that zooming in runs no model.
+
+        By the model's name, as results are: a model in memory that was changed is shown under a new one.
+        """
         from workbench.analyses.attention.cells import ScoreMemory
 
-        return ScoreMemory()
+        if self._memory is None or self._memory[0] != model_name:
+            self._memory = model_name, ScoreMemory()
+        return self._memory[1]
 
     def task(self, view: View, recipe: AnyRecipe, *, optional: bool = False) -> Task:
         """What computes a recipe for a view. The same result is the same task.
@@ -77,7 +82,7 @@ class Services:
             model = self.models.get(model_name, job)
             with self.models.computing(model, job), stoppable(model, job):
                 before = partial(weigh, job, str(model.cfg.device))
-                return recipe.run(model, view, self.text(view, recipe), job.report, self.scores, before)
+                return recipe.run(model, view, self.text(view, recipe), job.report, self.memory_of(model_name), before)
 
         return Task(recipe.key(view), recipe.title, work, optional)
 

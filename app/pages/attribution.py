@@ -62,7 +62,7 @@ NAMED = {
     "attended, decisive": "Attend and decide",
 }
 EXAMPLE = (
-    '{"prompt": "The capital of Veld is", "target": "Talvik", "foil": "Besko", "corrupted": "The capital of Oster is"}'
+    '{"prompt": "The capital of Veld is", "target": "Talvik", "foil": "Besko", "corrupted": "The capital of Lorne is"}'
 )
 
 

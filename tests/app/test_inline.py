@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from types import ModuleType, SimpleNamespace
@@ -9,13 +10,16 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
+import torch
 
 from workbench import HookedTransformer
-from workbench.analyses import head_statistics
+from workbench.analyses import head_pattern, head_statistics
 from workbench.app import show
-from workbench.app.inline import _Server
+from workbench.app.inline import Dashboard, _Server
 from workbench.app.jobs import Job, Task
+from workbench.app.recipes import pattern_of
 from workbench.app.state import View, from_query
 from workbench.errors import WorkbenchError
 
@@ -55,6 +59,31 @@ def test_a_script_gets_the_address_and_one_server_serves_all(
     finally:
         other.close()
     assert not answers(other.url)  # nobody needs the server any more
+
+
+def test_a_model_that_was_changed_is_shown_as_it_is_now(tiny: HookedTransformer) -> None:
+    """The queries and keys that are kept for zooming belong to what was shown before."""
+    model = copy.deepcopy(tiny)
+
+    def weights(shown: Dashboard) -> np.ndarray:
+        assert _Server._current is not None
+        services = _Server._current.services
+        view = services.view(f"?{urlsplit(shown.url).query}")
+        task = services.task(view, pattern_of(view))
+        return task.work(Job(task))["weight"]
+
+    first = show(model, text="a b c a b c d", layer=1, head=2)
+    before = weights(first)
+    with torch.no_grad():
+        model.blocks[1].attn.W_Q.mul_(20)
+    second = show(model, text="a b c a b c d", layer=1, head=2)
+    try:
+        after = weights(second)
+        np.testing.assert_array_equal(after, head_pattern(model, "a b c a b c d", 1, 2)["weight"])
+        assert np.nanmax(np.abs(after - before)) > 0.01
+    finally:
+        first.close()
+        second.close()
 
 
 def test_a_notebook_gets_a_frame(tiny: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from workbench.analyses import (
     head_pattern,
     head_statistics,
     induction_heads,
+    parse_prompts,
 )
 from workbench.analyses.labels import ABLATIONS, ATTENTION_MEASURES, HEAD_SCORES, INDUCTION_SCORES, SINK_SCORES
 from workbench.app import registry
@@ -94,6 +95,8 @@ def test_attribution_names_the_heads_that_ablation_finds() -> None:
 def test_own_prompts_without_foils_are_scored_by_their_log_probability() -> None:
     model = HookedTransformer.from_pretrained("demo")
     services = Services(ModelStore(load=lambda source, job: model), View(), {})
+    example = parse_prompts(model, attribution.EXAMPLE)
+    assert example.foil is not None and example.corrupted is not None  # what the empty field shows can be used
     written = services.texts.put('{"prompt": "The capital of Veld is", "target": " Talvik"}')
     result, _ = finish(
         services, dataclasses.replace(services.default, page="attribution", task=OWN_PROMPTS, own_prompts=written)
