@@ -139,4 +139,6 @@ def _count_tokens(model: Any, text: str) -> int:
     if not text.strip():
         raise WorkbenchError("the text is empty; give some words to analyse")
     ids = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if not ids:
+        raise WorkbenchError("the text holds nothing that this model's tokenizer reads; give some words to analyse")
     return len(ids) + len(text_frame(model))

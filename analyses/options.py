@@ -32,6 +32,12 @@ def check_choice(name: str, value: object, known: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
+def check_position(position: Any, n: int) -> None:
+    """Refuses a position that a text of ``n`` tokens has not; negative ones count from the end. Raises ValueError."""
+    if not is_whole(position) or not -n <= position < n:
+        raise ValueError(f"position must lie between {-n} and {n - 1}, got {position!r}")
+
+
 def check_seed(seed: Any) -> None:
     """Refuses a seed that random generators do not take. Raises ValueError."""
     if not is_whole(seed) or not 0 <= seed <= MAX_SEED:

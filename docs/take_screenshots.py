@@ -1,6 +1,7 @@
-"""Takes the pictures of every page in docs/screens: ``python docs/take_screenshots.py [PAGE …]``.
+"""Takes the pictures in docs/screens: ``python docs/take_screenshots.py [PAGE …]``.
 
-Every page on the demo model at three widths of the window, light and dark. Needs Chromium, as the dashboard's tests do.
+Every page but that of saved results, on the demo model, at three widths of the window, light and dark. Needs Chromium,
+as the dashboard's tests do.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from workbench.analyses.attention.cells import (
     measured,
     read_sequence,
 )
-from workbench.analyses.attention.patterns import NORM
+from workbench.analyses.attention.patterns import NORM, known_mean
 from workbench.analyses.labels import number_or_dash
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Progress, provenance, silent
@@ -150,8 +150,9 @@ def layer_patterns(
         progress(heads[0] / n_heads, f"patterns of {heads[0]} of {n_heads} heads")
         found.append(measured(model, sequence, replace(part, heads=heads), memory))
     statistics = {
-        name: np.concatenate([some.statistics[name] for some in found]) for name in found[0].statistics
-    }  # [head, query]
+        name: np.array([known_mean(of_head) for some in found for of_head in some.statistics[name]])
+        for name in ("entropy", "max_weight", "first_weight")
+    }  # [head]
     shown = f"mean over queries {part.queries[0]} to {part.queries[1] - 1}"
     what = NORM if part.value_weighted else "p_ij"
     how = what if part.is_exact else f"{pooling} of {what} over the visible pairs of a block"
@@ -164,11 +165,11 @@ def layer_patterns(
             f"{how}; NaN where no pair is visible{others}",
         ),
         "entropy": Quantity(
-            _means(statistics["entropy"]), ("head",), "nats", f"entropy of the weights{others}, {shown}"
+            statistics["entropy"], ("head",), "nats", f"entropy of the weights{others}, {shown}"
         ),
-        "max_weight": Quantity(_means(statistics["max_weight"]), ("head",), share, f"largest weight{others}, {shown}"),
+        "max_weight": Quantity(statistics["max_weight"], ("head",), share, f"largest weight{others}, {shown}"),
         "first_weight": Quantity(
-            _means(statistics["first_weight"]), ("head",), share, f"weight on token 0, nothing left out, {shown}"
+            statistics["first_weight"], ("head",), share, f"weight on token 0, nothing left out, {shown}"
         ),
     }  # fmt: skip
     return LayerPatterns(
@@ -190,10 +191,3 @@ def _cuts(model: Any, layer: int, n_pairs: int) -> list[int]:
         return [0, n_heads]
     group = n_heads // model.cfg.n_key_value_heads
     return [*range(0, n_heads, max(1, PAIRS_AT_A_TIME // (n_pairs * group)) * group), n_heads]
-
-
-def _means(values: np.ndarray) -> np.ndarray:
-    """Means of the known values of each row, NaN where there is none."""
-    known = np.isfinite(values)
-    sums, n = np.where(known, values, 0.0).sum(axis=1), known.sum(axis=1)
-    return np.where(n > 0, sums / np.maximum(n, 1), np.nan)

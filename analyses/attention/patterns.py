@@ -88,13 +88,13 @@ class HeadPattern(Result):
     def summary(self) -> str:
         settings = self.settings
         over = "" if self._shows_all_keys else ", over all keys"
-        largest = f"mean largest weight {number_or_dash(_mean(self['max_weight']))}{over}"
+        largest = f"mean largest weight {number_or_dash(known_mean(self['max_weight']))}{over}"
         virtual = f", mean on the virtual sink {self['virtual_mass'].mean():.3f}" if "virtual_mass" in self else ""
         return "\n".join((
             self.provenance.sentence(),
             f"L{settings['layer']}H{settings['head']}. {self.shown()}",
             *([self._first_token()] if "first_weight" in self else []),
-            f"Mean entropy {number_or_dash(_mean(self['entropy']), 'z.3f')} nats, {largest}{virtual}.",
+            f"Mean entropy {number_or_dash(known_mean(self['entropy']), 'z.3f')} nats, {largest}{virtual}.",
             self._most_attended(),
         ))  # fmt: skip
 
@@ -346,5 +346,6 @@ def _means(values: np.ndarray, edges: list[int]) -> np.ndarray:
     return np.where(n > 0, sums / np.maximum(n, 1), np.nan)
 
 
-def _mean(values: np.ndarray) -> float:
+def known_mean(values: np.ndarray) -> float:
+    """The mean of the values that are known, NaN where none is."""
     return float(_means(values, [0, len(values)])[0])

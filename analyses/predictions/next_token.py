@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.analyses.options import is_whole
+from workbench.analyses.options import check_position, is_whole
 from workbench.analyses.running import Input, Sequences, unembedded
 from workbench.analyses.support import emits_statistics
 from workbench.analyses.tasks.prompt_set import PromptSet
@@ -36,8 +36,8 @@ def next_token_prompt(
     if len(sequences) > 1:
         raise ValueError(f"a text is one sequence here, got {len(sequences)}; index the batch first, or pass prompts")
     ids = sequences.tokens[0]
-    if position is not None and (not is_whole(position) or not -len(ids) <= position < len(ids)):
-        raise ValueError(f"position must lie between {-len(ids)} and {len(ids) - 1}, got {position!r}")
+    if position is not None:
+        check_position(position, len(ids))
     place = max(len(ids) - 2, 0) if position is None else position % len(ids)
     read = ids[: place + 1]
     logits = _last_logits(model, read)

@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.analyses.interventions.metrics import ROWS_PER_UNEMBEDDING
 from workbench.analyses.interventions.sweeps import Intervention
 from workbench.analyses.interventions.switches import switched_off
-from workbench.analyses.options import check_whole, is_whole
+from workbench.analyses.options import check_position, check_whole
 from workbench.analyses.result import Drawing, Quantity, Result
 from workbench.analyses.running import Input, Sequences, provenance
 from workbench.analyses.support import check_model, emits_statistics
@@ -109,8 +109,8 @@ def what_if(
     if len(sequences) > 1:
         raise ValueError(f"what_if shows one text, got {len(sequences)}; index the batch first")
     ids = sequences.tokens[0]
-    if position is not None and (not is_whole(position) or not -len(ids) <= position < len(ids)):
-        raise ValueError(f"position must lie between {-len(ids)} and {len(ids) - 1}, got {position!r}")
+    if position is not None:
+        check_position(position, len(ids))
     check_whole(n_tokens=n_tokens)
     before, after = (
         _last_stream(model, ids, part) for part in (Intervention(), switched_off(model, off, len(ids)))

@@ -172,6 +172,15 @@ def test_a_short_text_fills_sequences_over_and_over() -> None:
     assert found.description == "“abcdefghi” in 1 sequence of BOS and 7 tokens, 7 of the text's 9"
 
 
+def test_a_text_of_which_no_token_is_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "__call__", lambda self, text, **options: {"input_ids": []})  # as some of U+200B
+    model = model_with(12, tokenizer=Tokenizer())
+    with pytest.raises(WorkbenchError, match="holds nothing that this model's tokenizer reads"):
+        filled_sequences(model, "\u200b", None, length=8, n_sequences=1)
+    with pytest.raises(WorkbenchError, match="holds nothing that this model's tokenizer reads"):
+        text_to_tokens(model, "\u200b", None)
+
+
 class Reader(Tokenizer):
     """A model that reads one token per character, for what is said of its inputs."""
 

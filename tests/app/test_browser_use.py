@@ -5,6 +5,7 @@ See test_browser.py.
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -119,6 +120,23 @@ def test_progress_cancel_and_starting_again(slow: Any, watched: Open) -> None:
     page.click("#analyse")
     page.drawn("heads-map")
     assert loads == ["slow", "slow"]
+
+
+def test_a_click_asks_only_the_open_page(watched: Open, dashboard: str) -> None:
+    """Every page's callbacks wait for the same view: asking all of them made a click twice as slow."""
+    page = watched()
+    page.open(dashboard, layer=0, head=0)
+    page.drawn("heads-pattern")
+    page.wait_for_selector("#heads-pattern-title >> text=L0H0")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.post_data or "") if request.method == "POST" else None)
+    page.click_cell("heads-map", 1, 2)
+    page.wait_for_selector("#heads-pattern-title >> text=L1H2")
+    page.wait_for_load_state("networkidle")
+    outputs = [json.loads(body)["output"] for body in asked if '"output"' in body]
+    drawn = [output for output in outputs if ".figure" in output or ".rowData" in output]
+    assert drawn and all("heads-" in output for output in drawn), outputs
+    assert len(outputs) < 10  # 7: click, view, jobs, and four cards
 
 
 def test_many_clicks_and_two_users_start_one_job_and_do_not_disturb_each_other(slow: Any, watched: Open) -> None:
