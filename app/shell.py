@@ -18,7 +18,7 @@ from workbench.app.messages import error_message
 from workbench.app.recipes import HEAD_STATISTICS
 from workbench.app.selection import first_head
 from workbench.app.services import Services
-from workbench.app.state import MAX_NAME, MOST_OFF, ON_DEMAND, View, from_query, to_query
+from workbench.app.state import MOST_OFF, ON_DEMAND, View, from_query, to_query, typed_model
 from workbench.errors import WorkbenchError
 
 # Field of the view → the control that holds it. The input (model, text, max_tokens) counts once it is submitted.
@@ -243,7 +243,7 @@ def submitted(services: Services, submission: dict, before: dict) -> tuple:
     """
     limit = submission.get("limit")
     given = {
-        "model": str(submission.get("model") or "").strip().encode("utf-8", "replace").decode()[:MAX_NAME],
+        "model": typed_model(submission.get("model")),
         "text": services.texts.put(str(submission.get("text") or "")),
         "max_tokens": limit if isinstance(limit, int) and limit > 0 else None,
         "submission": submission.get("number"),

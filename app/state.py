@@ -178,6 +178,11 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def typed_model(typed: Any) -> str:
+    """The name of a model as it was typed into a field, in characters that an address can hold."""
+    return str(typed or "").strip().encode("utf-8", "replace").decode()[:MAX_NAME]
+
+
 # The URL's names, in the order in which they are written.
 _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "page": ("page", _choice(*PAGES)),

@@ -26,7 +26,7 @@ from workbench.app.recipes import Recipe, Shown, chosen_head
 from workbench.app.selection import LAYER_HEIGHT, choose_on_click, clicked_head
 from workbench.app.services import Services, when_drawn
 from workbench.app.sides import head_of_b, heads_of, is_shuffled, other_of, patterns_of
-from workbench.app.state import MAX_NAME, View
+from workbench.app.state import View, typed_model
 
 NAME, TITLE = "compare", "Compare"
 EXPLANATION = (
@@ -246,9 +246,8 @@ def _register_choice(app: Dash, services: Services) -> None:
         Input("typed-other", "data"),
     )
     def choose(typed: dict) -> tuple[str, str]:
-        model = str(typed.get("model") or "").strip().encode("utf-8", "replace").decode()[:MAX_NAME]
         text = str(typed.get("text") or "")
-        return model, services.texts.put(text) if text.strip() else ""
+        return typed_model(typed.get("model")), services.texts.put(text) if text.strip() else ""
 
     @app.callback(
         Output("other-model", "value"),
