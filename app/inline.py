@@ -90,7 +90,7 @@ def _check_view(view: dict[str, Any]) -> None:
     if unknown := sorted(set(view) - set(known)):
         raise ValueError(f"there is no {unknown[0]} in a view; there are {', '.join(known)}")
     if problems := from_query(to_query(View(**view)), View())[1]:
-        raise ValueError(problems[0].removeprefix("The link's ").removesuffix("; it was ignored."))
+        raise ValueError(problems[0])
 
 
 class _Server:

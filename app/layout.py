@@ -10,6 +10,7 @@ from dash import dcc, html
 
 from workbench.app import registry
 from workbench.app.components import definitions, number
+from workbench.app.controls import fields
 from workbench.app.state import View
 
 BLUE = ["#eef4f9", "#d9e5f0", "#b3cae0", "#8aadd0", "#6793c1", "#4f82b8", "#3f76b0", "#31649a", "#28588a", "#1a4b7a"]
@@ -69,10 +70,10 @@ def document(session: str, view: View, models: Mapping[str, str]) -> Any:
         children=[
             dcc.Location(id="url", refresh="callback-nav"),
             dcc.Store(id="session", data=session),
-            dcc.Store(id="page", data=view.page),
-            dcc.Store(id="submission", data={}),
-            dcc.Store(id="input", data={}),
-            dcc.Store(id="view", data=""),
+            dcc.Store(id="fields", data=fields()),
+            *(dcc.Store(id=name, data={}) for name in ("address", "submission", "input", "correction", "chosen-page")),
+            *(dcc.Store(id=name, data="") for name in ("view", "open-page", "missing-page")),
+            dcc.Store(id="mounted", data=[]),
             dcc.Store(id="ready", data=""),
             dcc.Store(id="scheme", data=""),
             dcc.Store(id="asked", data=list(view.asked)),
@@ -268,7 +269,7 @@ def _main(view: View) -> html.Main:
         tabIndex="-1",
         children=[
             html.Div([_context_bar(view), *_messages()], className="top"),
-            *(_page(page, view) for page in registry.PAGES),
+            *(_page(page) for page in registry.PAGES),
         ],
     )
 
@@ -325,24 +326,17 @@ def _context_bar(view: View) -> html.Div:
     )
 
 
-def _page(page: Any, view: View) -> html.Section:
-    return html.Section(
-        id=f"page-{page.NAME}",
-        className="page",
-        hidden=view.page != page.NAME,
-        **{"aria-labelledby": f"title-{page.NAME}"},
-        children=[
-            html.Header(
-                className="page-head",
-                children=[
-                    html.H1(page.TITLE, id=f"title-{page.NAME}"),
-                    html.P(page.EXPLANATION, className="lead"),
-                    html.Details(
-                        [html.Summary("Definitions and sources"), definitions(page.DEFINITIONS)],
-                        className="definitions",
-                    ),
-                ],
-            ),
-            *page.layout(view),
-        ],
+def _page(page: Any) -> html.Section:
+    """The place of a page, empty until it is opened: thousands of parts that nobody looks at would slow the others."""
+    about = {"aria-labelledby": f"title-{page.NAME}"}
+    return html.Section([], id=f"page-{page.NAME}", className="page", hidden=True, **about)
+
+
+def page_content(page: Any, view: View) -> list[Any]:
+    """What a page consists of, as it begins on a view."""
+    about = html.Details(
+        [html.Summary("Definitions and sources"), definitions(page.DEFINITIONS)], className="definitions"
     )
+    title = html.H1(page.TITLE, id=f"title-{page.NAME}")
+    head = html.Header([title, html.P(page.EXPLANATION, className="lead"), about], className="page-head")
+    return [head, *page.layout(view)]

@@ -135,6 +135,7 @@ def app_of(services: Services) -> Dash:
         on_error=shell.show_error,
         add_log_handler=False,
         prevent_initial_callbacks=True,
+        suppress_callback_exceptions=True,  # a page's components come when it is opened
     )
     first = services.default
     app.layout = lambda: document(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, html
+from dash import ClientsideFunction, Dash, Input, Output, State, html
 
 from workbench.app.components import card
 from workbench.app.jobs import Task
@@ -70,11 +70,9 @@ class OnDemand:
 
     def register(self, app: Dash) -> None:
         """A click on the button asks for it."""
-
-        @app.callback(
+        app.clientside_callback(
+            ClientsideFunction("view", "ask"),
             Output("asked", "data", allow_duplicate=True),
             Input(f"ask-{self.name}", "n_clicks"),
             State("asked", "data"),
         )
-        def ask(clicks: int, asked: list | None) -> list[str]:
-            return [*(asked or []), self.name]

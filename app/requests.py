@@ -24,20 +24,17 @@ _EVENT: Accepted = (dict, _NOTHING)
 _PROPERTIES: dict[str, Accepted] = {
     "n_clicks": (*_NUMBER, _NOTHING),
     "value": (str, *_NUMBER, _NOTHING),
-    "description": (str, _NOTHING),
     "search": (str, _NOTHING),
     "pathname": (str, _NOTHING),
     "clickData": _EVENT,
     "relayoutData": _EVENT,
-    "cellClicked": _EVENT,
 }
 _LISTS = ("off",)  # components whose value is a list
 _STORES: dict[str, Accepted] = {
     "submission": (dict,),
+    "address": (dict,),
     "input": (dict,),
-    "queries": (list, _NOTHING),
-    "keys": (list, _NOTHING),
-    "asked": (list, _NOTHING),
+    "mounted": (list,),
     "typed-part": (list,),
     "opened-head": (*_NUMBER, _NOTHING),
     "typed-other": (dict,),
@@ -45,7 +42,7 @@ _STORES: dict[str, Accepted] = {
     "chosen-files": (list,),
 } | dict.fromkeys(
     (
-        "page", "opened", "export-problem", "view", "ready", "scheme", "session", "own-prompts", "typed-prompts",
+        "missing-page", "export-problem", "view", "ready", "scheme", "session", "own-prompts", "typed-prompts",
         "chosen-other-model", "chosen-other-text", "tabulated", *(f"draw-{page}" for page in PAGES),
     ),
     (str,),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, html
-from dash.exceptions import PreventUpdate
+from dash import ClientsideFunction, Dash, Input, Output, html
 
 from workbench.analyses.labels import HEAD_SCORES
 from workbench.app.components import about_score, card, graph, on_card, select
@@ -53,26 +51,12 @@ def rows_used(result: Any, score: str) -> str:
 
 def choose_on_click(app: Dash, *sources: tuple[str, str]) -> None:
     """A click on a map, a scatter's point or a table's row, each given as (component, property), chooses its head."""
-    for source in sources:
-
-        @app.callback(
-            Output("layer", "value", allow_duplicate=True),
-            Output("head", "value", allow_duplicate=True),
-            Input(*source),
-        )
-        def choose(event: dict[str, Any] | None) -> tuple[int, int]:
-            return clicked_head(event)
-
-
-def clicked_head(event: dict[str, Any] | None) -> tuple[int, int]:
-    """(layer, head) of a click. Raises PreventUpdate where it hit none."""
-    match event:
-        case {"points": [{"customdata": str(name)}, *_]} | {"rowId": str(name)}:
-            if match := re.fullmatch(r"L(\d+)H(\d+)", name):
-                return int(match[1]), int(match[2])
-        case {"points": [{"x": int() | float() as x, "y": int() | float() as y}, *_]}:  # a cell of a map
-            return round(y), round(x)
-    raise PreventUpdate
+    app.clientside_callback(
+        ClientsideFunction("choose", "head"),
+        Output("layer", "value", allow_duplicate=True),
+        Output("head", "value", allow_duplicate=True),
+        *(Input(*source) for source in sources),
+    )
 
 
 def first_head(result: Any) -> tuple[int, int]:

@@ -183,7 +183,7 @@ def typed_model(typed: Any) -> str:
     return str(typed or "").strip().encode("utf-8", "replace").decode()[:MAX_NAME]
 
 
-# The URL's names, in the order in which they are written.
+# The names in the address, in the order in which they are written.
 _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "page": ("page", _choice(*PAGES)),
     "model": ("model", _words(MAX_NAME)),
@@ -232,14 +232,17 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
+NAMES = {name: field for name, (field, _) in _PARAMETERS.items()}  # in the address → of the view
+ALWAYS_WRITTEN = ("page", "model")  # a server may open on others than the default
+
+
 def to_query(view: View) -> str:
     """The view as a query string that starts with ``?``; what equals the default is left out."""
     plain = View()
     pairs = [("v", VERSION)]
     for name, (field, _) in _PARAMETERS.items():
         value = getattr(view, field)
-        # Page and model are always written: a server may open on others than the default.
-        if field in ("page", "model") or (value is not None and value != getattr(plain, field)):
+        if field in ALWAYS_WRITTEN or (value is not None and value != getattr(plain, field)):
             between = "," if field in ("off", "asked") else "-"
             several = isinstance(value, (tuple, list))
             number = round(value, MOST_DECIMALS) if isinstance(value, float) else value
@@ -248,7 +251,10 @@ def to_query(view: View) -> str:
 
 
 def from_query(query: str, default: View) -> tuple[View, list[str]]:
-    """Reads a query string, which anyone may have written: (view, one sentence on each thing that was ignored)."""
+    """Reads a query string, which anyone may have written: (view, one sentence on each thing that was ignored).
+
+    view.js writes such strings too.
+    """
     pairs = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True, max_num_fields=None))
     is_written = "v" in pairs  # by to_query, which leaves out what every view begins with
     version = pairs.pop("v", VERSION)
@@ -258,13 +264,13 @@ def from_query(query: str, default: View) -> tuple[View, list[str]]:
     notices = []
     for name, text in pairs.items():
         if name not in _PARAMETERS:
-            notices.append(f"The link's {name[:40]!r} is unknown here and was ignored.")
+            notices.append(f"“{name[:40]}” is unknown here.")
             continue
         field, parse = _PARAMETERS[name]
         try:
             fields[field] = parse(text)
         except ValueError as error:
-            notices.append(f"The link's {name!r} {error}; it was ignored.")
+            notices.append(f"“{name}” {error}.")
     first = View(model=default.model, page=default.page) if is_written else default
     return dataclasses.replace(first, **fields), notices
 

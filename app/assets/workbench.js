@@ -138,9 +138,9 @@
         if (picked) analysed.model = model;
         return { ...analysed, number: ++submissions };
       },
-      showsTheBoxes: function (given, model, text, limit) {
-        // What comes from the address; a submission has been noted when it was made.
-        if (!given.submission) analysed = { model, text: text.replace(/\r\n?/g, "\n"), limit: limit || null };
+      // What comes from the address is analysed at once.
+      showsTheBoxes: function (address, model, text, limit) {
+        analysed = { model, text: text.replace(/\r\n?/g, "\n"), limit: limit || null };
       },
       typedText: (clicks, id) => document.getElementById(id).value,
       typedNumbers: (clicks, fields) => fields.map((id) => parseInt(document.getElementById(id).value, 10)),
@@ -155,13 +155,6 @@
         if (switchedOff.length < 2) return no_update;
         switchedOff.pop();
         return switchedOff.at(-1);
-      },
-      // Tells the open page that there is something to draw: what is ready starts with the view's query.
-      tellPage: function (ready, scheme) {
-        const { no_update, callback_context } = window.dash_clientside;
-        const page = new URLSearchParams(ready.split("\n", 1)[0]).get("page");
-        const isOpen = ({ id }) => id === `draw-${page}` && scheme;
-        return callback_context.outputs_list.map((output) => (isOpen(output) ? `${scheme}\n${ready}` : no_update));
       },
       askAgain: function (when) {
         if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 200);

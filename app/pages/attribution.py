@@ -239,7 +239,7 @@ def register(app: Dash, services: Services) -> None:
     def use_prompts(typed: str) -> str:
         return services.texts.put(typed)
 
-    @app.callback(Output("prompts-text", "value"), Input("own-prompts", "data"))
+    @app.callback(Output("prompts-text", "value"), Input("own-prompts", "data"), prevent_initial_call=False)
     def show_prompts(stored: str) -> str:
         return services.texts.get(stored)
 

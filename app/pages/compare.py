@@ -6,7 +6,7 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, set_props
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html, set_props
 from dash.exceptions import PreventUpdate
 
 from workbench.analyses.labels import HEAD_SCORES, number_or_dash
@@ -23,7 +23,7 @@ from workbench.app.components import (
 )
 from workbench.app.jobs import Task
 from workbench.app.recipes import Recipe, Shown, chosen_head
-from workbench.app.selection import LAYER_HEIGHT, choose_on_click, clicked_head
+from workbench.app.selection import LAYER_HEIGHT, choose_on_click
 from workbench.app.services import Services, when_drawn
 from workbench.app.sides import head_of_b, heads_of, is_shuffled, other_of, patterns_of
 from workbench.app.state import View, typed_model
@@ -255,26 +255,16 @@ def _register_choice(app: Dash, services: Services) -> None:
         Output("other-model", "data"),
         Input("chosen-other-model", "data"),
         Input("chosen-other-text", "data"),
+        prevent_initial_call=False,
     )
     def fill_boxes(model: str, text: str) -> tuple[str, str, list[str]]:
         return model, services.texts.get(text), list(services.known_models)
 
-    @app.callback(
-        Output("layer", "value", allow_duplicate=True),
-        Output("head", "value", allow_duplicate=True),
-        Output("other-layer", "value", allow_duplicate=True),
-        Output("other-head", "value", allow_duplicate=True),
+    app.clientside_callback(
+        ClientsideFunction("choose", "oneOfTwoHeads"),
+        *(Output(field, "value", allow_duplicate=True) for field in ("layer", "head", "other-layer", "other-head")),
         Input("compare-maps", "clickData"),
-        State("layer", "value"),
-        State("head", "value"),
-        State("other-layer", "value"),
-        State("other-head", "value"),
     )
-    def choose_on_either(event: dict | None, *heads: Any) -> tuple:
-        chosen = clicked_head(event)
-        in_b = bool(event and event["points"][0].get("curveNumber") == 1)
-        return (*heads[:2], *chosen) if in_b else (*chosen, *heads[2:])
-
     choose_on_click(app, ("compare-change", "clickData"), ("compare-scatter", "clickData"))
 
 

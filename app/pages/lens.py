@@ -6,8 +6,7 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
-from dash import Dash, Input, Output, html
-from dash.exceptions import PreventUpdate
+from dash import ClientsideFunction, Dash, Input, Output, html
 
 from workbench.app.components import card, empty_figure, graph, number, on_card, plain_table, tiles
 from workbench.app.jobs import Task
@@ -202,15 +201,11 @@ def register(app: Dash, services: Services) -> None:
 
     choose_on_click(app, ("direct-map", "clickData"), ("direct-parts", "clickData"))
 
-    @app.callback(
+    app.clientside_callback(
+        ClientsideFunction("choose", "position"),
         Output("lens-position", "value", allow_duplicate=True),
         Input("lens-map", "clickData"),
     )
-    def choose_position(event: dict | None) -> int:
-        match event:
-            case {"points": [{"x": str(label)}, *_]} if label.split(" ")[-1].isdigit():
-                return int(label.split(" ")[-1])  # a label ends with its position
-        raise PreventUpdate
 
 
 def chosen_position(result: Any, view: View) -> int:

@@ -241,7 +241,7 @@ def register(app: Dash, services: Services) -> None:
             raise PreventUpdate
         return (head if ctx.triggered_id == "opened-head" else clicked_panel(event)), "head"
 
-    @app.callback(Output("unit", "disabled"), Input("show", "value"))
+    @app.callback(Output("unit", "disabled"), Input("show", "value"), prevent_initial_call=False)
     def words_of_one_head(show: str) -> bool:
         return show == "layer"  # whose patterns are by tokens, always
 

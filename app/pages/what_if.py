@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html
 from dash.exceptions import PreventUpdate
 
 from workbench.app.components import card, graph, number, on_card, tiles
@@ -63,7 +63,7 @@ def layout(view: View) -> list[Any]:
                 className="buttons",
             )
         ],  # fmt: skip
-        note=[html.Div("", id="off-refused", role="alert"), html.Span("", id="off-note", role="status")],
+        note=html.Span("", id="off-note", role="status"),
     )
     following = card(
         html.Span("Next token", id="following-title"),
@@ -165,36 +165,26 @@ def register(app: Dash, services: Services) -> None:
         off, query = given[-2:]
         return with_chosen(off or [], str(ctx.triggered_id), services.view_on(NAME, query))
 
-    @app.callback(
-        Output("off", "value", allow_duplicate=True),
-        Output("off-refused", "children"),
-        Input("off", "value"),
-        State("view", "data"),
-    )
-    def refuse(off: list | None, query: str) -> Any:
-        refused = names_refused(services, services.view_on(NAME, query), off or [])
-        if not refused:
-            return no_update, ""
-        return [name for name in off or [] if name not in refused], " ".join(refused.values())
-
     app.clientside_callback(
         ClientsideFunction("workbench", "undo"),
         Output("off", "value", allow_duplicate=True),
         Input("off-undo", "n_clicks"),
         Input("off", "value"),
+        prevent_initial_call="initial_duplicate",  # what the page begins with is a state to come back to
     )
 
-    @app.callback(Output("position", "value", allow_duplicate=True), Input("off-text", "clickData"))
-    def choose_position(event: dict | None) -> int:
-        match event:
-            case {"points": [{"x": int() | float() as place}, *_]}:
-                return round(place)
-        raise PreventUpdate
+    app.clientside_callback(
+        ClientsideFunction("choose", "position"),
+        Output("position", "value", allow_duplicate=True),
+        Input("off-text", "clickData"),
+    )
 
 
-def names_refused(services: Services, view: View, off: list[str]) -> dict[str, str]:
-    """Names that name nothing in the view's model or text → what was expected, in a sentence; empty as long as the
-    model is not in memory to tell."""
+def names_refused(services: Services, view: View) -> dict[str, str]:
+    """What of the view's ``off`` names nothing in its model or text → what was expected, in a sentence.
+
+    Empty as long as the model is not in memory to tell.
+    """
     from workbench.analyses.interventions.switches import switched_off
 
     model = services.models.loaded(view.model)
@@ -203,11 +193,11 @@ def names_refused(services: Services, view: View, off: list[str]) -> dict[str, s
     recipe = predictions(view)
     tokens = recipe.tokens(model, view, services.text(view, recipe)) or [[]]
     refused = {}
-    for name in off:
+    for name in view.off:
         try:
             switched_off(model, [name], len(tokens[0]))
         except ValueError as error:
-            refused[name] = f"Not switched off: {error}."
+            refused[name] = f"{name}: {error}."
     return refused
 
 

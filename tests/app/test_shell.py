@@ -12,13 +12,14 @@ import torch
 from dash import no_update
 
 from workbench import HookedTransformer
+from workbench.app import corrections
 from workbench.app.components import message
 from workbench.app.jobs import Job, Task
 from workbench.app.models import ModelStore
 from workbench.app.pages import heads
 from workbench.app.recipes import pattern_of
 from workbench.app.services import Services, stoppable
-from workbench.app.shell import CONTROLS, PARTS_OF_A_TEXT, controls_of, error_message, progress_of, submitted, view_of
+from workbench.app.shell import error_message, opened_with, progress_of, submitted
 from workbench.app.state import View, to_query
 from workbench.errors import WorkbenchError
 
@@ -36,44 +37,65 @@ def shown_text(component: Any) -> str:
     return json.dumps(component, default=lambda part: part.to_plotly_json(), ensure_ascii=False)
 
 
-def test_controls_come_from_the_address_and_lead_back_to_it(services: Services) -> None:
+def test_an_address_says_what_all_fields_and_boxes_hold(services: Services) -> None:
     view = View(model="m", text="t u", max_tokens=9, page="pattern", layer=3, head=4, pooling="mean", queries=(1, 5))
-    given, model, text, limit, *values, notice = controls_of(services, to_query(view))
+    fields, model, text, limit, notice = opened_with(services, to_query(view))
     assert (model, text, limit, notice) == ("m", "t u", 9, [])
-    assert view_of(services.default, given, dict(zip(CONTROLS, values, strict=True))) == view
+    assert View(**fields) == view
 
 
 def test_an_unusable_address_opens_with_a_notice(services: Services) -> None:
-    *_, notice = controls_of(services, "?v=1&layer=x&text=@0123456789")
-    assert "&#x27;" not in shown_text(notice)
-    assert "'layer' must be" in notice.children[0].children and "paste it again" in notice.children[0].children
+    fields, *_, notice = opened_with(services, "?v=1&layer=x&text=@0123456789", "/heads")
+    assert fields["text"] == TEXT and fields["layer"] is None
+    said = notice.children[0].children
+    assert all(part in said for part in ("“layer” must be", "paste it again", "There is no page '/heads'"))
 
 
 def test_another_model_starts_without_a_head_and_another_text_without_a_zoom(services: Services) -> None:
-    before = {"model": "demo", "text": "t", "max_tokens": None, "submission": 4}
+    before = View(
+        model="demo", text="t", layer=1, head=2, position=3, lens_position=4, step=5, target="a", foil="b",
+        queries=(0, 2), keys=(0, 2), off=("L0",), asked=("circuit",),
+    )  # fmt: skip
 
-    def submit(model: str, text: str) -> tuple:
-        return submitted(services, {"model": model, "text": text, "limit": None, "number": 5}, before)
+    def changed(model: str, text: str, limit: int | None = None) -> dict[str, Any]:
+        given = {"model": model, "text": text, "limit": limit, "number": 5}
+        changes = submitted(services, given, before)
+        assert changes.pop("submission") == 5
+        after = dataclasses.replace(before, **changes)
+        return {name: value for name, value in vars(after).items() if value != getattr(before, name)}
 
-    given, *parts = submit("other", "t")
-    assert given == before | {"model": "other", "submission": 5}
-    assert dict(zip(PARTS_OF_A_TEXT, parts, strict=True)) == {
-        "layer": "", "head": "", "position": "", "lens_position": "", "step": 0, "target": "", "foil": "",
-        "queries": None, "keys": None, "off": [], "asked": [],
+    of_a_text = {
+        "position": None, "lens_position": None, "step": 0, "target": "", "foil": "", "queries": None, "keys": None,
+        "asked": (),
     }  # fmt: skip
-    _, *parts = submit("demo", "another")
-    assert parts == [no_update, no_update, "", "", 0, "", "", None, None, no_update, []]
-    _, *parts = submit("demo", "t")
-    assert parts == [no_update] * 11  # nothing new: everything stays, and what failed is tried again
+    assert changed("demo", "another") == {"text": "another"} | of_a_text
+    assert changed("demo", "t", 4) == {"max_tokens": 4} | of_a_text
+    assert changed("other", "t") == {"model": "other", "layer": None, "head": None, "off": ()} | of_a_text
+    assert changed("demo", "t") == {}  # nothing new: everything stays, and what failed is tried again
 
 
 @pytest.mark.parametrize("model", ["demo", "", "  ", "/a folder/with ünïcode", "x" * 900, "\ud800"])
 @pytest.mark.parametrize("text", ["t", "", "\n", "@home", "a" * 5000, "語" * 700, "\ud800 <&?=#"])
 def test_what_is_submitted_is_what_is_analysed(model: str, text: str, services: Services) -> None:
-    given, *_ = submitted(services, {"model": model, "text": text}, {})
-    view = services.view(to_query(view_of(services.default, given, {})))
+    changes = submitted(services, {"model": model, "text": text}, services.default)
+    del changes["submission"]
+    view = services.view(to_query(dataclasses.replace(services.default, **changes)))
     assert view.model == model.strip().replace("\ud800", "?")[:500]
     assert services.texts.get(view.text) == text.replace("\ud800", "?")
+
+
+def test_what_the_model_does_not_have_is_replaced_once_it_is_there_to_tell(services: Services) -> None:
+    view = dataclasses.replace(services.default, page="what-if", layer=7, head=1, off=("L1H2", "L77", "a?", "M0"))
+    assert corrections.needed(services, view) is None
+    services.models.get("tiny", Job(Task("key", "title", lambda job: None)))
+    nearest = corrections.needed(services, view)
+    assert nearest.fields == {"layer": 1, "head": 1} and "the nearest that it has" in shown_text(nearest.notice)
+    view = dataclasses.replace(view, **nearest.fields)
+    refused = corrections.needed(services, view)
+    assert refused.fields == {"off": ["L1H2", "M0"]}
+    assert "there is no layer 77; the last one is 1" in shown_text(refused.notice)
+    assert corrections.needed(services, dataclasses.replace(view, page="heads")) is None
+    assert corrections.needed(services, dataclasses.replace(view, off=("L1H2", "M0"))) is None
 
 
 def test_progress_goes_from_task_to_task_and_ends_ready(services: Services) -> None:

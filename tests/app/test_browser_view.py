@@ -1,0 +1,128 @@
+"""The view in the browser: it is what the address says, whichever page is open, and clicks choose from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from workbench.app.controls import BY_PAGE
+from workbench.app.state import PAGES, View, from_query, to_query
+
+Open = Callable[[], Any]
+
+TEXT = "Mara met Tomas at the harbour. Mara gave Tomas a map & 10 % more?"
+# Each field has another value than the first; all of them make sense for the demo model and this text.
+CHANGED = View(
+    text=TEXT, max_tokens=12, layer=2, head=1, score="sink_mass", x="entropy", y="previous_token", pooling="mean",
+    scale="sqrt", queries=(2, 9), keys=(1, 7), first_token="apart", weighting="value", unit="word",
+    induction_score="previous_token", sink_score="sink_mass",
+    length=16, sequences=2, seed=3, off=("L1H2", "M0", "L2:>0"), position=4,
+    lens_position=5, task="subject_verb", measure="mean_weight", prompt=1, target=" the", foil=" a",
+    new_tokens=5, temperature=0.25, draw=7, step=2, step_score="sink_mass", other_text="Tomas met Mara.",
+    other_layer=1, other_head=3, compared_score="entropy",
+)  # fmt: skip
+
+
+def test_the_example_changes_what_controls_hold() -> None:
+    same = {name for name, value in vars(CHANGED).items() if value == getattr(View(), name)}
+    assert same == {
+        "model", "page", "show", "ablation", "own_prompts", "asked", "other_model", "opened",
+    }  # fmt: skip
+    held = {field for controls in BY_PAGE.values() for field in controls}
+    assert set(vars(CHANGED)) - held == {"model", "text", "max_tokens", "page"}
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "result"])
+def test_every_page_keeps_what_the_address_says(name: str, watched: Open, dashboard: str) -> None:
+    view = dataclasses.replace(CHANGED, page=name)
+    page = watched()
+    page.goto(dashboard + to_query(view))
+    page.wait_for_selector(f"#page-{name}:not([hidden]) h1")
+    page.wait_for_function(
+        "document.getElementById('progress').hidden && document.querySelector('#context-facts').textContent"
+    )
+    page.wait_for_timeout(500)  # what controls report once they are there
+    assert from_query(urlsplit(page.url).query, View()) == (view, [])
+
+
+def test_a_page_comes_when_it_is_opened_and_stays_with_what_was_chosen_on_it(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, layer=1, head=2)
+    page.drawn("heads-pattern")
+    assert page.locator("#page-lens *").count() == 0
+    page.click("#go-lens")
+    page.drawn("lens-map")
+    page.evaluate("document.getElementById('lens-map').mark = 'the same'")
+    page.fill("#lens-position", "3")
+    page.wait_for_view(**{"depth-of": "3", "page": "lens"})
+    page.click("#go-heads")
+    page.wait_for_selector("#heads-pattern", state="visible")
+    assert page.view()["depth-of"] == "3" and page.is_hidden("#page-lens")
+    assert page.get_attribute("#go-heads", "aria-current") == "page"
+    page.click("#go-lens")
+    page.wait_for_selector("#lens-title >> text=/After token 3 /")
+    assert page.evaluate("document.getElementById('lens-map').mark") == "the same"
+    page.go_back()
+    page.go_back()  # over the page in between to the first time on this one
+    page.wait_for_view(page="lens")
+    page.wait_for_selector("#lens-position", state="visible")
+
+
+def test_fields_change_together_with_a_text_whichever_page_is_open(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, page="lens", layer=1, head=2, **{"depth-of": 3})
+    page.wait_for_selector("#lens-title >> text=/After token 3 /")
+    page.click("#go-heads")
+    page.drawn("heads-pattern")
+    page.fill("#text", "Hugo went home. Hugo went away.")
+    page.click("#analyse")
+    page.wait_for_view(text="Hugo went home. Hugo went away.")
+    assert "depth-of" not in page.view()
+    page.click("#go-lens")
+    page.wait_for_selector("#lens-title >> text=/After token 1?[0-9] /")
+    assert page.input_value("#lens-position") == ""
+
+
+CHOSEN = """
+([what, event]) => {
+    const context = { triggered: [{ prop_id: "map.clickData", value: event }] };
+    window.dash_clientside.callback_context = context;
+    const { no_update } = window.dash_clientside;
+    const found = window.dash_clientside.choose[what](event);
+    return JSON.stringify(found, (_, value) => (value === no_update ? null : value));
+}
+"""
+
+
+def test_a_click_names_a_head_or_a_place_or_nothing(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard)
+    page.drawn("heads-map")
+
+    def chosen(what: str, event: Any) -> str:
+        return page.evaluate(CHOSEN, [what, event])
+
+    map_cell, point = {"x": 5, "y": 3}, {"x": 0.2, "y": 0.9, "customdata": "L12H7"}
+    assert chosen("head", {"points": [map_cell]}) == "[3,5]"
+    assert chosen("head", {"points": [point]}) == "[12,7]"
+    assert chosen("head", {"rowId": "L4H11", "colId": "entropy"}) == "[4,11]"
+    of_the_second = {"points": [map_cell | {"curveNumber": 1}]}
+    assert chosen("oneOfTwoHeads", {"points": [map_cell | {"curveNumber": 0}]}) == "[3,5,null,null]"
+    assert chosen("oneOfTwoHeads", of_the_second) == "[null,null,3,5]"
+    assert chosen("position", {"points": [{"x": 7, "y": 0.5}]}) == "7"
+    assert chosen("position", {"points": [{"x": "Mara 12", "y": "2"}]}) == "12"
+    assert chosen("position", {"points": [{"x": 0, "y": 1}]}) == "0"
+    beside = [
+        None, {}, {"points": []}, {"points": 5}, {"points": [5]}, {"points": [{"x": [], "y": {}}]},
+        {"points": [{"x": "the", "y": "cat"}]}, {"rowId": "nonsense"}, {"points": [{"x": None, "y": None}]},
+        {"points": [{"x": 1.5, "y": "M2", "customdata": "M2"}]},
+    ]  # fmt: skip
+    for event in beside:
+        assert chosen("head", event) == "[null,null]"
+        assert chosen("oneOfTwoHeads", event) == "[null,null,null,null]"
+    for event in beside[:-1]:
+        assert chosen("position", event) == "null"
