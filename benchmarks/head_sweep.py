@@ -49,14 +49,15 @@ def bridge_of(name: str) -> Any:
 def bound(model: HookedTransformer, n_positions: int) -> float:
     """Multiplications by weights of the naive loop over those of the sweep, a head at a time.
 
-    Of a prompt's ``n_positions``, one goes through what lies behind the attention of the last layer.
+    The sweep starts behind the attention of the ablated layer, and of a prompt's ``n_positions`` one goes through what
+    lies behind the attention of the last: together, what lies behind one attention for one position.
     """
     cfg, block = model.cfg, model.blocks[0]
     whole, behind_z = _n_multiplications(block), _n_multiplications(block.mlp) + block.attn.W_O.numel()
     unembedding = cfg.d_model * cfg.d_vocab
     naive = cfg.n_layers * whole + unembedding
-    mean_layers = (cfg.n_layers + 1) / 2  # from the ablated one on
-    return naive / (mean_layers * whole - behind_z + (behind_z + unembedding) / n_positions)
+    mean_layers = (cfg.n_layers - 1) / 2  # behind the ablated one
+    return naive / (mean_layers * whole + (behind_z + unembedding) / n_positions)
 
 
 def _n_multiplications(module: nn.Module) -> int:
@@ -108,7 +109,7 @@ def main() -> None:
     times, values = timed(model, rivals, prompts, heads, metric)
     print(f"{len(heads)} heads, {options.prompts} prompts of {options.tokens} tokens")
     print(
-        "restarting at the ablated layer, with one position of a prompt behind the last attention, saves at most "
+        "restarting behind the attention of the ablated layer, with one position of a prompt behind the last attention, saves at most "
         f"{bound(model, options.tokens):.2f} x multiplications"
     )
     for name, seconds in times.items():

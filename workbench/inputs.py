@@ -63,6 +63,16 @@ class InputMethods:
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < shape[1]:
             raise ValueError(f"rows must lie from 0 to {shape[1] - 1}, got {int(rows.min())} to {int(rows.max())}")
 
+    def _check_z(self, z: Any, shape: tuple[int, int], start_at_layer: int | None, *, n_run: int) -> None:
+        """Refuses a z that is none of the layer at which a run of ``n_run`` layers starts."""
+        if start_at_layer is None or not n_run:
+            raise ValueError(
+                "z is that of the layer at which the run starts: pass start_at_layer, of a layer that runs"
+            )
+        expected = (*shape, self.cfg.n_heads, self.cfg.d_head)
+        if not isinstance(z, Tensor) or tuple(z.shape) != expected:
+            raise ValueError(f"z must be a tensor [batch, pos, n_heads, d_head] of shape {expected}, got {kind(z)}")
+
     def _real_tokens(self, attention_mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
         """bool [batch, pos], or None where every token is real."""
         if attention_mask is None:

@@ -156,6 +156,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         rows: Tensor | None = None,
+        z: Tensor | None = None,
         kv_cache: KVCache | None = None,
         collector: StatisticsCollector | None = None,
     ) -> Any:
@@ -178,6 +179,8 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
             rows: with ``stop_at_layer``, int64 [batch, row], the only positions to return, [batch, row, d_model]. The
                 last layer that runs then computes what lies behind its attn.hook_z for them alone, unless a hook
                 listens there: the values are the same, and so is what a hook sees.
+            z: with ``start_at_layer``, [batch, pos, n_heads, d_head], what enters that layer's attn.hook_z. Its
+                attention does not run, so what hooks do between hook_resid_pre and there counts for nothing.
             kv_cache: what the model remembers of the tokens before these, to which it adds these; ``attention_mask``
                 is then that of the new tokens.
             collector: where the statistics of all layers go, as ``run_with_statistics`` asks.
@@ -191,6 +194,8 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         shape = x.shape[0], x.shape[1]
         if rows is not None:
             self._check_rows(rows, shape, stop_at_layer, n_run=last - first)
+        if z is not None:
+            self._check_z(z, shape, start_at_layer, n_run=last - first)
         real = self._real_tokens(attention_mask, shape)
         documents = self._checked_documents(documents, shape)
         segments = self._segments(token_type_ids, shape, start_at_layer)
@@ -206,7 +211,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
             tokens = x if start_at_layer is None else None
             residual = x if tokens is None else self._embed(tokens, position_ids, segments)
             contexts = self._contexts(sequence, tokens, collector)
-            residual = self._run_blocks(residual, contexts, position_ids, position_ids, first, last, rows)
+            residual = self._run_blocks(residual, contexts, position_ids, position_ids, first, last, rows, z)
             if stop_at_layer is not None:
                 return residual
             normalized = self.ln_final(residual)  # [batch, pos, d_model]
@@ -328,12 +333,13 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
 
     def _run_blocks(
         self, residual: Tensor, contexts: Contexts, positions: Tensor, key_positions: Tensor, first: int, last: int,
-        rows: Tensor | None = None,
+        rows: Tensor | None = None, z: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The blocks from ``first`` up to ``last``, with hooks that know where the tokens stand in their texts."""
         self.run_positions.queries, self.run_positions.keys = positions, key_positions
         for layer, block in enumerate(self.blocks[first:last], first):
-            residual = block(residual, contexts, rows=rows if layer == last - 1 else None)
+            ends = {"rows": rows if layer == last - 1 else None, "z": z if layer == first else None}
+            residual = block(residual, contexts, **ends)
         return residual
 
     def _run_cached(

@@ -15,8 +15,14 @@ from workbench.analyses.support import check_one_length
 from workbench.components.heads import at_rows
 
 TOKENS_IN_CACHE = 512  # of one batch on a CPU, whose caches do not hold the activations of many more
+# What is computed behind the attention of a layer, z included.
+BEHIND_Z = (
+    "attn.hook_z", "attn.hook_result", "hook_attn_out", "hook_resid_mid", "mlp.hook_pre", "mlp.hook_post",
+    "hook_mlp_out", "hook_resid_post",
+)  # fmt: skip
 Edit = Callable[[Tensor, Any], Tensor]  # (activation [prompt, pos, …] of one intervention, its hook point) → the same
 Head = tuple[int, int]  # layer, head
+Start = tuple[int, bool]  # the layer at which a run restarts, and whether behind its attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +57,11 @@ class Intervention:
             )
         return min(self.layers, default=n_layers - 1)
 
+    def starts_behind_z(self, n_layers: int) -> bool:
+        """Whether the attention of the first layer that may differ does not, up to its hook_z."""
+        first = f"blocks.{self.first_layer(n_layers)}."
+        return all(name.removeprefix(first) in BEHIND_Z for name in self.edits if name.startswith(first))
+
     @property
     def layers(self) -> set[int]:
         """Where the edits are, as long as none lies outside the layers."""
@@ -73,10 +84,10 @@ def measure(
 ) -> Tensor:
     """The metric of every prompt under every intervention.
 
-    A HookedTransformer restarts from the residual stream that enters the first edited layer, which changes nothing, as
-    earlier layers do not read edited ones; it runs several interventions as one batch. Behind the last attention only
-    the positions that the metric reads are run and unembedded, some at a time where the metric allows. Other models run
-    whole.
+    A HookedTransformer restarts at the first edited layer, behind its attention where that is not edited, which
+    changes nothing, as what was before does not read what is edited; it runs several interventions as one batch.
+    Behind the last attention only the positions that the metric reads are run and unembedded, some at a time where
+    the metric allows. Other models run whole.
 
     Args:
         prompts: with the positions that ``metric`` reads.
@@ -94,23 +105,23 @@ def measure(
     n_layers = model.cfg.n_layers
     prompts = prompts.to(model.cfg.device)
     firsts = [intervention.first_layer(n_layers) for intervention in interventions]
-    names = {layer: f"blocks.{layer}.hook_resid_pre" for layer in sorted(set(firsts))}
-    restart = cached(model, prompts, list(names.values())) if emits_statistics(model) else None
+    starts = [(first, one.starts_behind_z(n_layers)) for first, one in zip(firsts, interventions, strict=True)]
+    restart = _restarts(model, prompts, starts) if emits_statistics(model) else None
     size = 1 if restart is None else max(1, _tokens_at_once(prompts) // prompts.tokens.numel())
     shape = (len(interventions), *metric.shape)
     values = torch.full(shape, torch.nan, dtype=torch.float64)
     done = 0
-    for layer, name in names.items():
-        places = [place for place, first in enumerate(firsts) if first == layer]
-        for start in range(0, len(places), size):
+    for at in sorted(set(starts)):
+        places = [place for place, start in enumerate(starts) if start == at]
+        for begin in range(0, len(places), size):
             if cancelled():
                 return values
-            chosen = places[start : start + size]
+            chosen = places[begin : begin + size]
             together = [interventions[place] for place in chosen]
             if restart is None:
                 found = _run_whole(model, prompts, together[0], metric)[None]
             else:
-                found = _run_from(model, prompts, layer, restart[name], together, metric)
+                found = _run_from(model, prompts, at[0], restart[at], together, metric)
             values[chosen] = found.cpu()
             if bool(values[chosen].isnan().any()):
                 raise ValueError(
@@ -122,6 +133,14 @@ def measure(
     return values
 
 
+def _restarts(model: Any, prompts: Sequences, starts: Sequence[Start]) -> dict[Start, tuple[Tensor, Tensor | None]]:
+    """The stream [prompt, pos, d_model] that enters each layer, and its z where a run starts behind the attention."""
+    streams = {layer: f"blocks.{layer}.hook_resid_pre" for layer, _ in starts}
+    zs = {layer: f"blocks.{layer}.attn.hook_z" for layer, is_behind_z in starts if is_behind_z}
+    found = cached(model, prompts, [*streams.values(), *zs.values()])
+    return {(layer, behind): (found[streams[layer]], found[zs[layer]] if behind else None) for layer, behind in starts}
+
+
 def _run_whole(model: Any, prompts: Sequences, intervention: Intervention, metric: Metric) -> Tensor:
     """The metric of one intervention on a whole run, [prompt, …]."""
     hooks = _hooks([intervention], len(prompts))
@@ -130,19 +149,21 @@ def _run_whole(model: Any, prompts: Sequences, intervention: Intervention, metri
 
 
 def _run_from(
-    model: Any, prompts: Sequences, layer: int, stream: Tensor, interventions: Sequence[Intervention], metric: Metric
-) -> Tensor:
-    """The metric of interventions in one batch, [intervention, prompt, …], from the stream that enters ``layer``.
+    model: Any, prompts: Sequences, layer: int, restart: tuple[Tensor, Tensor | None],
+    interventions: Sequence[Intervention], metric: Metric,
+) -> Tensor:  # fmt: skip
+    """The metric of interventions in one batch, [intervention, prompt, …], from what ``_restarts`` found for ``layer``.
 
     An edit reads all prompts at once. Behind the last edited layer, the batch runs in parts that caches hold.
     """
     n, n_layers = len(interventions), model.cfg.n_layers
     behind = 1 + max({layer}.union(*(intervention.layers for intervention in interventions)))
     real, rows = prompts.real.repeat(n, 1), metric.rows.repeat(n, 1)
+    stream, z = restart
     with model.hooks(fwd_hooks=_hooks(interventions, len(prompts))):
         residual = model(
             stream.repeat(n, 1, 1), attention_mask=real, start_at_layer=layer, stop_at_layer=behind,
-            rows=rows if behind == n_layers else None,
+            rows=rows if behind == n_layers else None, z=None if z is None else z.repeat(n, 1, 1, 1),
         )  # fmt: skip
     if behind < n_layers:
         size = max(1, _tokens_at_once(prompts) // prompts.tokens.shape[1])

@@ -349,6 +349,21 @@ def test_rows_are_the_same_rows_of_the_whole_residual(pair, tokens, side):
 
 
 @torch.no_grad()
+def test_a_run_from_z_is_the_rest_of_the_run(pair, tokens):
+    model, rows = pair.model, torch.full((len(tokens), 1), 11)
+    n_layers = model.cfg.n_layers
+    for layer in range(n_layers):
+        names = [f"blocks.{layer}.hook_resid_pre", f"blocks.{layer}.attn.hook_z"]
+        expected, cache = model.run_with_cache(tokens, stop_at_layer=n_layers, names_filter=names)
+        run = {"start_at_layer": layer, "stop_at_layer": n_layers, "z": cache[names[1]]}
+        torch.testing.assert_close(model(cache[names[0]], **run), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model(cache[names[0]], rows=rows, **run), expected[:, 11:12], rtol=1e-5, atol=1e-5)
+        halved = {"fwd_hooks": [(names[1], lambda z, hook: z * 0.5)]}
+        edited = model.run_with_hooks(tokens, stop_at_layer=n_layers, **halved)
+        torch.testing.assert_close(model.run_with_hooks(cache[names[0]], **run, **halved), edited, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
 def test_hooks_see_every_position_whatever_rows_are_asked_for(pair, tokens):
     """And an edit of theirs counts, at every hook point of the last layer."""
     model, rows = pair.model, torch.full((len(tokens), 1), 11)
@@ -374,8 +389,10 @@ def test_hooks_see_every_position_whatever_rows_are_asked_for(pair, tokens):
         ({"rows": torch.zeros(2, 1), "stop_at_layer": 1}, "got torch.float32"),
         ({"rows": torch.tensor([[0], [4]]), "stop_at_layer": 1}, "from 0 to 3, got 0 to 4"),
         ({"rows": torch.tensor([[-1], [3]]), "stop_at_layer": 1}, "from 0 to 3, got -1 to 3"),
+        ({"z": torch.zeros(2, 4, 1, 1)}, "pass start_at_layer"),
+        ({"z": torch.zeros(2, 4, 1, 1), "stop_at_layer": 0}, "of a layer that runs"),
     ],
 )
-def test_rows_that_fit_no_residual_are_refused(pair, arguments, message):
+def test_rows_and_z_that_fit_no_run_are_refused(pair, arguments, message):
     with pytest.raises(ValueError, match=message):
         pair.model(torch.zeros(2, 4, dtype=torch.long), **arguments)

@@ -58,16 +58,22 @@ class Block(nn.Module):
             self.ln_cross, self.cross_attn = Norm(cfg), Attention(cfg, layer, cross=True)
             self.hook_cross_attn_out, self.hook_resid_cross = HookPoint(), HookPoint()
 
-    def forward(self, residual: Tensor, contexts: Contexts, *, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, residual: Tensor, contexts: Contexts, *, rows: Tensor | None = None, z: Tensor | None = None
+    ) -> Tensor:
         """The stream [batch, pos, d_model] that enters → the one that leaves.
 
         With ``rows``, int64 [batch, row], it returns those positions alone, [batch, row, d_model], and what lies behind
-        attn.hook_z runs at no others, unless somebody listens there.
+        attn.hook_z runs at no others, unless somebody listens there. With ``z``, [batch, pos, n_heads, d_head], no
+        attention runs: it is what enters attn.hook_z.
         """
         narrow = None if rows is None or self._listens_behind_z() else rows
         resid_pre = self.hook_resid_pre(residual)
         inputs = self.attention_inputs(resid_pre)
-        attn_out = self.attn(*inputs, contexts.of(self.attn_type), rows=narrow)
+        if z is None:
+            attn_out = self.attn(*inputs, contexts.of(self.attn_type), rows=narrow)
+        else:
+            attn_out = self.attn.out(self.attn.hook_z(z), narrow)
         if narrow is not None:
             return self._after_attention(at_rows(resid_pre, narrow), at_rows(inputs[0], narrow), attn_out, contexts)
         resid_post = self._after_attention(resid_pre, inputs[0], attn_out, contexts)

@@ -115,6 +115,21 @@ def test_a_sweep_equals_whole_runs(family: str, prompts: Sequences, monkeypatch:
         torch.testing.assert_close(found[:, counted], expected[:, counted], rtol=1e-9, atol=1e-9)
 
 
+def test_a_sweep_of_heads_runs_the_attention_of_later_layers_alone(prompts: Sequences) -> None:
+    model, seen = model_of("alibi"), []
+    attend = model.blocks[1].attn.forward
+    model.blocks[1].attn.forward = lambda *inputs, **options: seen.append(1) or attend(*inputs, **options)  # type: ignore[method-assign]
+    metric = metrics(prompts)["one row"][0]
+    for edited, n_runs in (("attn.hook_z", 0), ("hook_mlp_out", 0), ("attn.hook_v", 1), ("hook_resid_pre", 1)):
+        halve = Intervention({f"blocks.1.{edited}": lambda x, hook: x * 0.5})
+        seen.clear()
+        measure(model, prompts, [halve], metric)
+        assert len(seen) == 1 + n_runs, edited  # one is the clean run
+    seen.clear()
+    measure(model, prompts, [replace_head(0, 1), replace_head(0, 2) | replace_head(1, 1)], metric)
+    assert len(seen) == 1  # of both in one batch; the clean run ends before
+
+
 def test_a_sweep_computes_no_row_behind_the_last_attention_that_it_does_not_read(prompts: Sequences) -> None:
     """Nor does it call an edit with fewer prompts or positions than there are."""
     model, seen, shapes = model_of("parallel"), [], []
