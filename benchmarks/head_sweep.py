@@ -109,8 +109,8 @@ def main() -> None:
     times, values = timed(model, rivals, prompts, heads, metric)
     print(f"{len(heads)} heads, {options.prompts} prompts of {options.tokens} tokens")
     print(
-        "restarting behind the attention of the ablated layer, with one position of a prompt behind the last attention, saves at most "
-        f"{bound(model, options.tokens):.2f} x multiplications"
+        "restarting behind the attention of the ablated layer, with one position of a prompt behind the last one, "
+        f"saves at most {bound(model, options.tokens):.2f} x multiplications"
     )
     for name, seconds in times.items():
         error = (values[name] - values["sweep"]).abs().max()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import torch
 from torch import Tensor
 
@@ -145,7 +144,9 @@ class HeadScore:
         if used.sum() < MIN_FOR_INTERVAL:
             return None
         sums, counts = self.sums[used][:, layers], self.counts[used][:, layers, None]
-        found = scipy.stats.bootstrap(
+        from scipy import stats  # takes half a second to import, which one text has no use for
+
+        found = stats.bootstrap(
             (sums, counts * np.ones_like(sums)),
             lambda sums, counts, axis: sums.sum(axis=axis) / counts.sum(axis=axis),
             paired=True,

@@ -239,7 +239,8 @@ def register(app: Dash, services: Services) -> None:
     def open_head(event: dict | None, head: int | None, query: str) -> Any:
         if services.view_on(NAME, query).show == "head":
             raise PreventUpdate
-        return (head if ctx.triggered_id == "opened-head" else clicked_panel(event)), "head"
+        is_named = ctx.triggered_id == "opened-head" and head is not None  # it is called when both are there, too
+        return (head if is_named else clicked_panel(event)), "head"
 
     @app.callback(Output("unit", "disabled"), Input("show", "value"), prevent_initial_call=False)
     def words_of_one_head(show: str) -> bool:

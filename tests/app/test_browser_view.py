@@ -17,8 +17,8 @@ Open = Callable[[], Any]
 TEXT = "Mara met Tomas at the harbour. Mara gave Tomas a map & 10 % more?"
 # Each field has another value than the first; all of them make sense for the demo model and this text.
 CHANGED = View(
-    text=TEXT, max_tokens=12, layer=2, head=1, score="sink_mass", x="entropy", y="previous_token", pooling="mean",
-    scale="sqrt", queries=(2, 9), keys=(1, 7), first_token="apart", weighting="value", unit="word",
+    text=TEXT, max_tokens=12, layer=2, head=1, show="layer", score="sink_mass", x="entropy", y="previous_token",
+    pooling="mean", scale="sqrt", queries=(2, 9), keys=(1, 7), first_token="apart", weighting="value", unit="word",
     induction_score="previous_token", sink_score="sink_mass",
     length=16, sequences=2, seed=3, off=("L1H2", "M0", "L2:>0"), position=4,
     lens_position=5, task="subject_verb", measure="mean_weight", prompt=1, target=" the", foil=" a",
@@ -30,7 +30,7 @@ CHANGED = View(
 def test_the_example_changes_what_controls_hold() -> None:
     same = {name for name, value in vars(CHANGED).items() if value == getattr(View(), name)}
     assert same == {
-        "model", "page", "show", "ablation", "own_prompts", "asked", "other_model", "opened",
+        "model", "page", "ablation", "own_prompts", "asked", "other_model", "opened",
     }  # fmt: skip
     held = {field for controls in BY_PAGE.values() for field in controls}
     assert set(vars(CHANGED)) - held == {"model", "text", "max_tokens", "page"}
