@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -281,6 +282,9 @@ class Compared:
 AnyRecipe = Recipe | Opened | Compared
 
 
+_ONE_AT_A_TIME = threading.Lock()  # so that the figure that is asked for first is there first
+
+
 @dataclass(frozen=True)
 class Shown:
     """A figure of a recipe's result.
@@ -301,7 +305,8 @@ class Shown:
 
     def draw(self, result: Any, theme: str) -> go.Figure:
         """The figure with its title and caption, in the theme "light" or "dark"."""
-        return result.figure(self.kind, captioned=True, theme=theme, **self.options_for(result))
+        with _ONE_AT_A_TIME:
+            return result.figure(self.kind, captioned=True, theme=theme, **self.options_for(result))
 
     def call(self, result: Any) -> str:
         """The call that draws the figure, as Python."""

@@ -26,7 +26,6 @@ _PROPERTIES: dict[str, Accepted] = {
     "value": (str, *_NUMBER, _NOTHING),
     "search": (str, _NOTHING),
     "pathname": (str, _NOTHING),
-    "clickData": _EVENT,
     "relayoutData": _EVENT,
 }
 _LISTS = ("off",)  # components whose value is a list
@@ -36,14 +35,14 @@ _STORES: dict[str, Accepted] = {
     "input": (dict,),
     "mounted": (list,),
     "typed-part": (list,),
-    "opened-head": (*_NUMBER, _NOTHING),
     "typed-other": (dict,),
     "tick": _NUMBER,
     "chosen-files": (list,),
 } | dict.fromkeys(
     (
         "missing-page", "export-problem", "view", "ready", "scheme", "session", "own-prompts", "typed-prompts",
-        "chosen-other-model", "chosen-other-text", "tabulated", *(f"draw-{page}" for page in PAGES),
+        "chosen-other-model", "chosen-other-text", "tabulated", "scattered",
+        *(f"draw-{page}" for page in PAGES),
     ),
     (str,),
 )  # fmt: skip

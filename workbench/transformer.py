@@ -253,14 +253,15 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         return output, ModelStatistics(collector.layers, layers, collector.real)
 
     def score_inputs(
-        self, tokens: Tensor, layer: int, *, attention_mask: Tensor | None = None
+        self, tokens: Tensor, layer: int, *, attention_mask: Tensor | None = None, start_at_layer: int | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """What the scores of one layer are made of, so that any part of its pattern can be had without all of it.
 
         The layers before it run, under the hooks that are active.
 
         Args:
-            tokens: [batch, pos].
+            tokens: [batch, pos], or with ``start_at_layer`` the residual stream [batch, pos, d_model] that enters that
+                layer.
 
         Returns:
             q [batch, n_heads, pos, d_head], k [batch, n_key_value_heads, pos, d_head], and the options under which
@@ -272,7 +273,7 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         whole = isinstance(layer, int) and not isinstance(layer, bool)
         if not whole or not 0 <= layer < self.cfg.n_layers or self.cfg.layer_types[layer] == "linear":
             raise ValueError(f"layer must be one with softmax attention, 0 to {self.cfg.n_layers - 1}, got {layer}")
-        residual = self(tokens, None, attention_mask=attention_mask, stop_at_layer=layer)
+        residual = self(tokens, None, attention_mask=attention_mask, start_at_layer=start_at_layer, stop_at_layer=layer)
         shape = residual.shape[0], residual.shape[1]
         real = self._real_tokens(attention_mask, shape)
         position_ids = self._position_ids(None, real, None, shape)

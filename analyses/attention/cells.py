@@ -64,6 +64,9 @@ class Cells:
     seen_keys: Range
 
 
+STREAM_BYTES = 2**27  # that a ScoreMemory keeps at most of the stream, in float32
+
+
 @dataclass(frozen=True, eq=False)
 class LayerInputs:
     """What a layer's patterns are made of.
@@ -77,18 +80,6 @@ class LayerInputs:
     k: Tensor
     v: Tensor
     options: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, model: Any, tokens: Tensor, layer: int) -> LayerInputs:
-        """Runs the layers before it, under the hooks that are active."""
-        values: list[Tensor] = []
-
-        def keep(value: Tensor, hook: Any) -> None:
-            values.append(value)
-
-        with model.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_v", keep)]):
-            q, k, options = model.score_inputs(tokens, layer)
-        return cls(q, k, values[0][0], options)
 
     def of_part(self, part: Part) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """q [1, heads, chosen queries, d_head], their k [1, …, pos, d_head], and the options of their scores."""
@@ -107,23 +98,42 @@ class LayerInputs:
 
 
 class ScoreMemory:
-    """Keeps the queries, keys and values of the layer that was looked at last.
+    """Keeps of one text what further patterns are made of.
 
-    Further parts of its patterns then need no run of the model, which must not have changed meanwhile, nor its hooks.
+    Further parts of a layer's patterns then need no run of the model, and another layer's only the layers between, as
+    long as the streams of all layers fit into STREAM_BYTES. The model must not have changed meanwhile, nor its hooks.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[weakref.ref, Tensor, int, LayerInputs] | None = None
+        self._text: tuple[weakref.ref, Tensor] | None = None
+        self._streams: dict[int, Tensor] = {}  # layer → the stream that enters it, [1, pos, d_model]
+        self._last: tuple[int, LayerInputs] | None = None
 
     def inputs(self, model: Any, tokens: Tensor, layer: int) -> LayerInputs:
-        """Those of a layer on tokens [1, pos]."""
-        if (kept := self._kept) is not None:
-            of_model, of_tokens, of_layer, found = kept
-            if of_model() is model and of_layer == layer and torch.equal(of_tokens, tokens):
-                return found
-        found = LayerInputs.of(model, tokens, layer)
-        self._kept = weakref.ref(model), tokens, layer, found
-        return found
+        """Those of a layer on tokens [1, pos], under the hooks that are active."""
+        if self._text is None or self._text[0]() is not model or not torch.equal(self._text[1], tokens):
+            self._text, self._streams, self._last = (weakref.ref(model), tokens), {}, None
+        if self._last is None or self._last[0] != layer:
+            self._last = layer, self._run(model, tokens, layer)
+        return self._last[1]
+
+    def _run(self, model: Any, tokens: Tensor, layer: int) -> LayerInputs:
+        first = max((known for known in self._streams if known <= layer), default=None)
+        stream = tokens if first is None else self._streams[first]
+        values: list[Tensor] = []
+
+        def keep_value(value: Tensor, hook: Any) -> None:
+            values.append(value)
+
+        def keep_stream(value: Tensor, hook: Any) -> None:
+            self._streams[hook.layer() + 1] = value
+
+        hooks: list[tuple[str, Any]] = [(f"blocks.{layer}.attn.hook_v", keep_value)]
+        if tokens.numel() * model.cfg.d_model * model.cfg.n_layers * 4 <= STREAM_BYTES:
+            hooks += [(f"blocks.{before}.hook_resid_post", keep_stream) for before in range(first or 0, layer)]
+        with model.hooks(fwd_hooks=hooks):
+            q, k, options = model.score_inputs(stream, layer, start_at_layer=first)
+        return LayerInputs(q, k, values[0][0], options)
 
 
 def output_norms(v: Tensor, W_O: Tensor) -> Tensor:

@@ -203,4 +203,36 @@
   document.addEventListener("focusin", function (event) {
     if (event.target.id === "pattern-cells" && event.target.matches(":focus-visible")) walk([0, 0]);
   });
+
+  // A token of the text as it is read on the page, never as markup.
+  function tokenOf(piece) {
+    const token = document.createElement("span");
+    if (!piece) {
+      token.className = "muted";
+      token.textContent = " … ";
+      return [token];
+    }
+    token.className = "token";
+    token.setAttribute("role", "option");
+    token.textContent = piece.text;
+    token.dataset.position = piece.position;
+    for (const side of ["q", "k"]) if (piece[side] !== null) token.dataset[side] = piece[side];
+    return piece.ends ? [token, document.createElement("br")] : [token];
+  }
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    pattern: {
+      showTokens: function (pieces) {
+        document.getElementById("tokens").replaceChildren(...pieces.flatMap(tokenOf));
+      },
+      // A click on a panel of a layer's map, or Enter on it, opens its head.
+      openHead: function (event, opened, show) {
+        const { no_update, callback_context } = window.dash_clientside;
+        const clicked = event && event.points && event.points[0] && event.points[0].customdata;
+        const head = callback_context.triggered_id === "opened-head" ? opened : clicked && clicked[0];
+        return show === "layer" && Number.isInteger(head) && head >= 0 ? [head, "head"] : [no_update, no_update];
+      },
+      isByTokens: (show) => show === "layer", // always, there
+    },
+  });
 })();

@@ -157,7 +157,7 @@
         return switchedOff.at(-1);
       },
       askAgain: function (when) {
-        if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 200);
+        if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 50);
       },
       writeAddress: function (query) {
         if (query && query !== window.location.search) {

@@ -74,8 +74,9 @@ def layout(view: View) -> list[Any]:
         ],
         note="The colour is the layer.",
     )
-    tabulated = dcc.Store(id="tabulated", data="")  # which result the table holds
-    return [tabulated, _hint(), html.Div([overview, detail, numbers, scatter], className="columns")]
+    # What the table and the scatter show, so that another head draws neither anew.
+    shown = [dcc.Store(id=name, data="") for name in ("tabulated", "scattered")]
+    return [*shown, _hint(), html.Div([overview, detail, numbers, scatter], className="columns")]
 
 
 def _hint() -> html.Div:
@@ -111,35 +112,11 @@ def tasks(services: Services, view: View) -> list[Task]:
 
 
 def register(app: Dash, services: Services) -> None:
-    drawn = when_drawn(NAME)
+    drawn = when_drawn(NAME)  # the pattern first: a click has asked for it
 
     def statistics(query: str) -> tuple[View, Any]:
         view = services.view_on(NAME, query)
         return view, services.result(view, HEAD_STATISTICS)
-
-    @app.callback(*map_outputs(NAME), Output("score", "data"), *drawn)
-    def draw_map(ready: str, query: str, scheme: str) -> Any:
-        view, result = statistics(query)
-        return *overview_map(result, view, scheme), score_options(result)
-
-    @app.callback(Output("heads-scatter", "figure"), Output("scatter-x", "data"), Output("scatter-y", "data"), *drawn)
-    def draw_scatter(ready: str, query: str, scheme: str) -> Any:
-        view, result = statistics(query)
-        return score_scatter(result, view, scheme), score_options(result), score_options(result)
-
-    @app.callback(
-        Output("heads-table", "columnDefs"),
-        Output("heads-table", "rowData"),
-        Output("heads-table", "selectedRows"),
-        Output("tabulated", "data"),
-        *drawn,
-        State("tabulated", "data"),
-    )
-    def fill_table(ready: str, query: str, scheme: str, tabulated: str) -> Any:
-        view, result = statistics(query)
-        now = HEAD_STATISTICS.key(view)
-        table = score_table(result) if now != tabulated else (no_update, no_update)
-        return *table, {"ids": [f"L{view.layer}H{view.head}"]}, now
 
     @app.callback(
         Output("heads-pattern", "figure"),
@@ -158,6 +135,40 @@ def register(app: Dash, services: Services) -> None:
             f"Pattern of L{view.layer}H{view.head}",
             f"{resolution(pattern)} {description(pattern)}",
         )
+
+    @app.callback(*map_outputs(NAME), Output("score", "data"), *drawn)
+    def draw_map(ready: str, query: str, scheme: str) -> Any:
+        view, result = statistics(query)
+        return *overview_map(result, view, scheme), score_options(result)
+
+    @app.callback(
+        Output("heads-scatter", "figure"),
+        Output("scatter-x", "data"),
+        Output("scatter-y", "data"),
+        Output("scattered", "data"),
+        *drawn,
+        State("scattered", "data"),
+    )
+    def draw_scatter(ready: str, query: str, scheme: str, scattered: str) -> Any:
+        view, result = statistics(query)
+        now = " ".join((HEAD_STATISTICS.key(view), view.x, view.y, scheme))
+        if now == scattered:
+            raise PreventUpdate
+        return score_scatter(result, view, scheme), score_options(result), score_options(result), now
+
+    @app.callback(
+        Output("heads-table", "columnDefs"),
+        Output("heads-table", "rowData"),
+        Output("heads-table", "selectedRows"),
+        Output("tabulated", "data"),
+        *drawn,
+        State("tabulated", "data"),
+    )
+    def fill_table(ready: str, query: str, scheme: str, tabulated: str) -> Any:
+        view, result = statistics(query)
+        now = HEAD_STATISTICS.key(view)
+        table = score_table(result) if now != tabulated else (no_update, no_update)
+        return *table, {"ids": [f"L{view.layer}H{view.head}"]}, now
 
     choose_on_click(app, ("heads-map", "clickData"), ("heads-scatter", "clickData"), ("heads-table", "cellClicked"))
 

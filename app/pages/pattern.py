@@ -140,6 +140,7 @@ def layout(view: View) -> list[Any]:
         dcc.Store(id="keys", data=view.keys),
         dcc.Store(id="ends", data=ENDS),
         dcc.Store(id="typed-part", data=[]),
+        dcc.Store(id="token-pieces", data=[]),
         dcc.Store(id="opened-head", data=None),
         html.Div([pattern, reading], className="columns pattern-columns"),
     ]
@@ -180,7 +181,7 @@ def register(app: Dash, services: Services) -> None:
         Output("first-share", "children"),
         Output("pattern-part", "children"),
         Output("pattern-note", "children"),
-        Output("tokens", "children"),
+        Output("token-pieces", "data"),
         Output("tokens-hint", "children"),
         *(Output(end, "value") for end in ENDS),
         *when_drawn(NAME),
@@ -198,7 +199,7 @@ def register(app: Dash, services: Services) -> None:
             first_share(result),
             shown_part(result),
             description(result),
-            token_spans(result) if one else [],
+            token_pieces(result) if one else [],
             "" if one and reads_on_text(result) else ZOOM_IN if one else ALL_HEADS,
             *shown_ends(result),
         )
@@ -229,22 +230,21 @@ def register(app: Dash, services: Services) -> None:
         n_tokens = services.result(view, recipe_of(view)).provenance.n_tokens
         return chosen_span("queries", typed[:2], n_tokens), chosen_span("keys", typed[2:], n_tokens)
 
-    @app.callback(
+    app.clientside_callback(
+        ClientsideFunction("pattern", "openHead"),
         Output("head", "value", allow_duplicate=True),
         Output("show", "value", allow_duplicate=True),
         Input("pattern-map", "clickData"),
         Input("opened-head", "data"),
-        State("view", "data"),
+        State("show", "value"),
     )
-    def open_head(event: dict | None, head: int | None, query: str) -> Any:
-        if services.view_on(NAME, query).show == "head":
-            raise PreventUpdate
-        is_named = ctx.triggered_id == "opened-head" and head is not None  # it is called when both are there, too
-        return (head if is_named else clicked_panel(event)), "head"
-
-    @app.callback(Output("unit", "disabled"), Input("show", "value"), prevent_initial_call=False)
-    def words_of_one_head(show: str) -> bool:
-        return show == "layer"  # whose patterns are by tokens, always
+    app.clientside_callback(
+        ClientsideFunction("pattern", "isByTokens"),
+        Output("unit", "disabled"),
+        Input("show", "value"),
+        prevent_initial_call=False,
+    )
+    app.clientside_callback(ClientsideFunction("pattern", "showTokens"), Input("token-pieces", "data"))
 
     # The browser reads the fields itself: what they report to callbacks can be a keystroke behind.
     app.clientside_callback(
@@ -253,14 +253,6 @@ def register(app: Dash, services: Services) -> None:
         Input("zoom-in", "n_clicks"),
         State("ends", "data"),
     )
-
-
-def clicked_panel(event: dict | None) -> int:
-    """The head whose panel a click hit. Raises PreventUpdate where it hit none."""
-    match event:  # plotly's numbers beside a cell arrive by their places
-        case {"points": [{"customdata": {"0": int() | float() as head}}, *_]} if head >= 0:
-            return int(head)
-    raise PreventUpdate
 
 
 def shown_ends(result: Any) -> tuple[int, int, int, int]:
@@ -344,8 +336,11 @@ def reads_on_text(result: Any) -> bool:
     return result.is_exact or result.has_words
 
 
-def token_spans(result: Any) -> list[Any]:
-    """The shown tokens, or words, as text; data-q and data-k are their row and column in the map."""
+def token_pieces(result: Any) -> list[dict[str, Any] | None]:
+    """The shown tokens, or words, for pattern.js; None where some of the text is left out.
+
+    Each has its text, whether a line ends behind it, its position, and its row and column in the map where it has them.
+    """
     if not reads_on_text(result):
         return []
     rows, columns = ({first: i for i, first in enumerate(result.edges(axis)[:-1])} for axis in ("query", "key"))
@@ -353,18 +348,15 @@ def token_spans(result: Any) -> list[Any]:
     for axis in ("key", "query"):
         edges = result.edges(axis)
         pieces |= dict(zip(pairwise(edges), result.texts(axis), strict=True))
-    spans: list[Any] = []
+    found: list[dict[str, Any] | None] = []
     reached = min(first for first, _ in pieces)
     for (first, end), text in sorted(pieces.items()):
         if first > reached:
-            spans.append(html.Span(" … ", className="muted"))
+            found.append(None)
         reached = end
-        places = {"data-position": str(first)}
-        places |= {name: str(of[first]) for name, of in (("data-q", rows), ("data-k", columns)) if first in of}
-        spans.append(html.Span(visible(text), className="token", role="option", **places))
-        if "\n" in text:
-            spans.append(html.Br())
-    return spans
+        place = {"position": first, "q": rows.get(first), "k": columns.get(first)}
+        found.append({"text": visible(text), "ends": "\n" in text} | place)
+    return found
 
 
 def visible(text: str) -> str:

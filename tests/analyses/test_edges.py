@@ -15,6 +15,7 @@ import torch
 
 from workbench import HookedTransformer, TransformerConfig, analyses
 from workbench.analyses import PromptSet, Result
+from workbench.analyses.support import check_model
 
 SIZES: dict[str, Any] = {"d_model": 8, "d_head": 2, "d_mlp": 8, "d_vocab": 24, "n_ctx": 48}
 NO_NUMBER = re.compile(r"\b(nan|inf)\b", re.IGNORECASE)
@@ -133,6 +134,16 @@ def test_weights_that_are_no_numbers_are_refused(what: str) -> None:
     model.blocks[1].mlp.W_out.data[0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"blocks\.1\.mlp\.W_out of custom holds NaN or infinity"):
         ALL[what](model, GIVEN[what][-1])
+
+
+@pytest.mark.parametrize("bad", [[float("inf")], [float("inf"), -float("inf")], [float("nan"), 1.0]])
+def test_no_sum_hides_weights_that_are_no_numbers_nor_invents_any(bad: list[float]) -> None:
+    model = build(2, 3, 0.5)
+    model.embed.W_E.data[0, :2] = 3e38  # finite, as their sum is not
+    check_model(model)
+    model.embed.W_E.data[1, : len(bad)] = torch.tensor(bad)
+    with pytest.raises(ValueError, match=r"embed\.W_E of custom holds NaN or infinity"):
+        check_model(model)
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {

@@ -21,8 +21,8 @@ CHANGED = View(
     pooling="mean", scale="sqrt", queries=(2, 9), keys=(1, 7), first_token="apart", weighting="value", unit="word",
     induction_score="previous_token", sink_score="sink_mass",
     length=16, sequences=2, seed=3, off=("L1H2", "M0", "L2:>0"), position=4,
-    lens_position=5, task="subject_verb", measure="mean_weight", prompt=1, target=" the", foil=" a",
-    new_tokens=5, temperature=0.25, draw=7, step=2, step_score="sink_mass", other_text="Tomas met Mara.",
+    lens_position=5, task="greater_than", measure="entropy", prompt=1, target=" the", foil=" a",
+    new_tokens=5, temperature=0.25, draw=7, step=2, step_score="first_token", other_text="Tomas met Mara.",
     other_layer=1, other_head=3, compared_score="entropy",
 )  # fmt: skip
 

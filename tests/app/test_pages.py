@@ -257,9 +257,8 @@ def test_it_is_said_which_queries_and_keys_are_shown_and_what_a_cell_is(tiny: Ho
 def test_tokens_are_text_wherever_they_are_shown(services: Services) -> None:
     view = dataclasses.replace(services.default, page="pattern", layer=0, head=0)
     (result,) = finish(services, view)
-    spans = pattern.token_spans(result)
-    texts = [span.children for span in spans]
-    assert "<script>alert(1)</script>" in texts  # a child that is a string is text to the browser
+    texts = [piece["text"] for piece in pattern.token_pieces(result)]
+    assert "<script>alert(1)</script>" in texts  # which the browser is given as text
     assert len(texts) == len(TEXT.split()) + 1
     figure = result.figure().to_json()
     assert "<script>" not in figure and "&lt;script" in figure.replace("\\u003c", "<").replace("\\u0026", "&")
@@ -272,12 +271,12 @@ def test_every_character_of_a_token_can_be_seen() -> None:
 
 def test_tokens_know_their_row_and_column_and_gaps_are_shown(tiny: HookedTransformer) -> None:
     result = head_pattern(tiny, torch.arange(20) % 8, 0, 0, queries=(10, 13), keys=(2, 5))
-    spans = pattern.token_spans(result)
-    assert [getattr(span, "data-position", "…") for span in spans] == ["2", "3", "4", "…", "10", "11", "12"]
-    assert getattr(spans[0], "data-k") == "0" and not hasattr(spans[0], "data-q")
-    assert getattr(spans[-1], "data-q") == "2" and not hasattr(spans[-1], "data-k")
+    pieces = pattern.token_pieces(result)
+    assert [piece and piece["position"] for piece in pieces] == [2, 3, 4, None, 10, 11, 12]
+    assert (pieces[0]["q"], pieces[0]["k"]) == (None, 0)
+    assert (pieces[-1]["q"], pieces[-1]["k"]) == (2, None)
     pooled = head_pattern(tiny, torch.arange(200) % 8, 0, 0, max_cells=50)
-    assert pattern.token_spans(pooled) == []
+    assert pattern.token_pieces(pooled) == []
 
 
 def test_the_verdicts_are_told_as_they_were_found(tiny: HookedTransformer) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from workbench import HookedTransformer, TransformerConfig
 from workbench.analyses import figures, head_pattern
+from workbench.analyses.attention import cells
 from workbench.analyses.attention.cells import ScoreMemory
 
 LAYER, HEAD, N = 1, 3, 37
@@ -159,8 +160,32 @@ def test_a_remembered_layer_is_not_run_again_and_gives_the_same(
                 runs.pop()
                 np.testing.assert_array_equal(remembered.cells, fresh.cells)
         head_pattern(random_model, tokens, 2, HEAD, memory=memory)
+        assert len(runs) == 1  # it starts where the layer before ended
         head_pattern(random_model, tokens[:-1], 2, HEAD, memory=memory)
-        assert len(runs) == 3
+        assert len(runs) == 2
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**27])
+def test_layers_in_any_order_are_run_once_and_give_the_same(
+    random_model: HookedTransformer, tokens: torch.Tensor, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also under hooks that edit, which must not act twice."""
+    monkeypatch.setattr(cells, "STREAM_BYTES", kept_bytes)
+    points = [f"blocks.{layer}.{name}" for layer in range(3) for name in ("hook_resid_pre", "hook_resid_post")]
+    seen: list[str] = []
+
+    def shift(value: torch.Tensor, hook: Any) -> torch.Tensor:
+        seen.append(hook.name)
+        return value + torch.linspace(-1, 2, value.shape[-1])
+
+    memory = ScoreMemory()
+    with random_model.hooks(fwd_hooks=[(point, shift) for point in points]):
+        for layer in (1, 0, 2, 1, 2):
+            fresh = head_pattern(random_model, tokens, layer, HEAD)
+            seen.clear()
+            remembered = head_pattern(random_model, tokens, layer, HEAD, memory=memory)
+            np.testing.assert_array_equal(remembered.cells, fresh.cells)
+            assert len(seen) <= 3 or not kept_bytes  # of the layer that is asked for, and of one more
 
 
 @pytest.fixture(scope="module")
