@@ -33,7 +33,7 @@
     generation: {
       chooseStep: function (typed, slider, back, on, curves, head) {
         const { no_update, callback_context } = window.dash_clientside;
-        if (callback_context.triggered_id === "step") {
+        if (!callback_context.triggered_id || callback_context.triggered_id === "step") {
           current = Number(typed) || 0;
           return [no_update, current];
         }

@@ -253,6 +253,7 @@ def register(app: Dash, services: Services) -> None:
         Input("step-on", "n_clicks"),
         Input("step-curves", "clickData"),
         Input("step-head", "clickData"),
+        prevent_initial_call="initial_duplicate",  # the step that the page begins with is one to go on from
     )
     choose_on_click(app, ("step-map", "clickData"))
 

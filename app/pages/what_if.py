@@ -197,7 +197,7 @@ def names_refused(services: Services, view: View) -> dict[str, str]:
         try:
             switched_off(model, [name], len(tokens[0]))
         except ValueError as error:
-            refused[name] = f"{name}: {error}."
+            refused[name] = f"{error}."
     return refused
 
 

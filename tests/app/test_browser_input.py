@@ -104,9 +104,9 @@ def test_the_list_of_models_closes_on_enter_and_a_pick_is_analysed(
         ("?layer=9999&head=9999", "demo has no L9999H9999; this is L3H3", {"layer": "3", "head": "3"}),
         ("?page=pattern&layer=1&head=9999", "demo has no L1H9999; this is L1H3", {"layer": "1", "head": "3"}),
         ("?page=sinks&layer=4&head=0", "demo has no L4H0; this is L3H0", {"layer": "3", "head": "0"}),
-        ("?layer=-1&head=0", "'layer' must be a whole number from 0", {"page": "heads"}),
-        ("?layer=abc&head=1", "'layer' must be a whole number from 0", {"page": "heads"}),
-        ("?page=nonsense", "'page' must be one of heads, pattern", {"page": "heads"}),
+        ("?layer=-1&head=0", "“layer” must be a whole number from 0", {"page": "heads"}),
+        ("?layer=abc&head=1", "“layer” must be a whole number from 0", {"page": "heads"}),
+        ("?page=nonsense", "“page” must be one of heads, pattern", {"page": "heads"}),
         ("nonsense/page?layer=1&head=1", "There is no page '/nonsense/page'", {"layer": "1"}),
     ],
 )

@@ -41,7 +41,7 @@ def test_what_cannot_be_switched_off_is_said_and_results_stay(watched: Open, das
     page.drawn("pattern-after")
     page.fill("#off", "L77")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#notice >> text=L77: there is no layer 77; the last one is 3")
+    page.wait_for_selector("#notice >> text=there is no layer 77; the last one is 3")
     page.wait_for_view(off="L2H2")
     assert page.locator("#following .bars .point").count() == 20
     assert page.text_content("#alert") == ""

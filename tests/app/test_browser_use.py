@@ -43,8 +43,8 @@ def test_mistakes_are_told_in_words(view: dict[str, Any], said: str, watched: Op
 def test_an_empty_text_and_a_bad_link_are_told_and_mended(watched: Open, dashboard: str) -> None:
     page = watched()
     page.open(dashboard, layer="x", colour="red")
-    page.wait_for_selector("#notice >> text='layer' must be a whole number")
-    page.wait_for_selector("#notice >> text='colour' is unknown here")
+    page.wait_for_selector("#notice >> text=“layer” must be a whole number")
+    page.wait_for_selector("#notice >> text=“colour” is unknown here")
     page.drawn("heads-pattern")
     page.fill("#text", "   ")
     page.click("#analyse")

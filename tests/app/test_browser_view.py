@@ -14,10 +14,10 @@ from workbench.app.state import PAGES, View, from_query, to_query
 
 Open = Callable[[], Any]
 
-TEXT = "Mara met Tomas at the harbour. Mara gave Tomas a map & 10 % more?"
+TEXT = "Mara met Tomas at the harbour. Mara gave Tomas a map & 10 % more? " * 3
 # Each field has another value than the first; all of them make sense for the demo model and this text.
 CHANGED = View(
-    text=TEXT, max_tokens=12, layer=2, head=1, show="layer", score="sink_mass", x="entropy", y="previous_token",
+    text=TEXT, max_tokens=40, layer=2, head=1, show="layer", score="sink_mass", x="entropy", y="previous_token",
     pooling="mean", scale="sqrt", queries=(2, 9), keys=(1, 7), first_token="apart", weighting="value", unit="word",
     induction_score="previous_token", sink_score="sink_mass",
     length=16, sequences=2, seed=3, off=("L1H2", "M0", "L2:>0"), position=4,

@@ -121,11 +121,11 @@ def test_what_cannot_be_shown_is_refused(tiny: HookedTransformer) -> None:
     for arguments, message in (
         ({"shown": 3}, "give a HookedTransformer, the name of one, or a result; got int"),
         ({"shown": tiny, "colour": "red"}, "there is no colour in a view; there are max_tokens, page"),
-        ({"shown": tiny, "page": "cover"}, "'page' must be one of heads, pattern"),
-        ({"shown": tiny, "layer": -1}, "'layer' must be a whole number"),
+        ({"shown": tiny, "page": "cover"}, "“page” must be one of heads, pattern"),
+        ({"shown": tiny, "layer": -1}, "“layer” must be a whole number"),
         ({"shown": HookedTransformer}, "give a HookedTransformer, the name of one, or a result; got type"),
         ({"shown": tiny, "text": 5}, "text must be a string, got int"),
-        ({"shown": tiny, "temperature": float("nan")}, "'temperature' must be a number from 0 to 5"),
+        ({"shown": tiny, "temperature": float("nan")}, "“temperature” must be a number from 0 to 5"),
     ):
         with pytest.raises(ValueError, match=message):
             show(**arguments)  # type: ignore[arg-type]
