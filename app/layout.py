@@ -79,6 +79,7 @@ def document(session: str, view: View, models: Mapping[str, str]) -> Any:
             dcc.Store(id="asked", data=list(view.asked)),
             dcc.Store(id="ask-again", data=0),
             dcc.Store(id="tick", data=0),
+            dcc.Store(id="again", data=0),
             dcc.Store(id="export-problem", data=""),
             *(dcc.Store(id=f"draw-{page.NAME}", data="") for page in registry.PAGES),
             html.A("Skip to the results", href="#main", className="skip-link"),

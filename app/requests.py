@@ -31,12 +31,11 @@ _PROPERTIES: dict[str, Accepted] = {
 _LISTS = ("off",)  # components whose value is a list
 _STORES: dict[str, Accepted] = {
     "submission": (dict,),
-    "address": (dict,),
-    "input": (dict,),
     "mounted": (list,),
     "typed-part": (list,),
     "typed-other": (dict,),
     "tick": _NUMBER,
+    "again": _NUMBER,
     "chosen-files": (list,),
 } | dict.fromkeys(
     (

@@ -80,6 +80,7 @@ def _register_view(app: Dash, services: Services) -> None:
     app.clientside_callback(
         ClientsideFunction("view", "amend"),
         *told,
+        Output("again", "data"),
         *(Input(name, "data") for name in ("address", "input", "correction", "chosen-page")),
         State("fields", "data"),
     )
@@ -141,14 +142,13 @@ def _register_jobs(app: Dash, services: Services) -> None:
         Output("head", "max"),
         Output("model", "description"),
         Input("view", "data"),
-        Input("address", "data"),
-        Input("input", "data"),
+        Input("again", "data"),
         Input("tick", "data"),
         Input("run-it", "n_clicks"),
         State("session", "data"),
         State("ready", "data"),
     )
-    def follow(query: str, address: dict, given: dict, tick: int, agreed: int, session: str, ready: str) -> Any:
+    def follow(query: str, again: int, tick: int, clicks: int, session: str, ready: str) -> Any:
         if not query:
             raise PreventUpdate
         view, problems = from_query(query, services.default)
@@ -158,10 +158,9 @@ def _register_jobs(app: Dash, services: Services) -> None:
             set_props("correction", {"data": found.fields})
             set_props("notice", {"children": found.notice})
             return *stopped([]), *(no_update,) * 4
-        changed = ctx.triggered_prop_ids
-        agreed = "run-it.n_clicks" in changed
-        again = agreed or "input.data" in changed or "address.data" in changed
-        progress = progress_of(services, view, session, ready, again=again, agreed=agreed)
+        agreed = "run-it.n_clicks" in ctx.triggered_prop_ids
+        is_anew = agreed or "again.data" in ctx.triggered_prop_ids
+        progress = progress_of(services, view, session, ready, again=is_anew, agreed=agreed)
         if not view.has_head and (scores := services.jobs.result(HEAD_STATISTICS.key(view))) is not None:
             layer, head = first_head(scores)
             set_props("correction", {"data": {"layer": layer, "head": head}})

@@ -58,15 +58,16 @@
         }
         return tell();
       },
-      // What other things say, each as field → value.
+      // What other things say, each as field → value. An address or a submission starts anew what has failed.
       amend: function (...given) {
         fields = given.at(-1);
-        const changes = {};
-        for (const { value } of window.dash_clientside.callback_context.triggered) Object.assign(changes, value);
+        const { triggered } = window.dash_clientside.callback_context;
+        const changes = Object.assign({}, ...triggered.map(({ value }) => value));
         const names = fields.map(({ field }) => field).filter((field) => field in changes);
         for (const field of names) view[field] = changes[field];
         setControls(names);
-        return tell();
+        const isAnew = triggered.some(({ prop_id }) => ["address.data", "input.data"].includes(prop_id));
+        return [...tell(), isAnew ? Date.now() : same()];
       },
       go: function () {
         const { triggered_id } = window.dash_clientside.callback_context;
@@ -74,6 +75,7 @@
       },
       showPage: function (page) {
         const { outputs_list } = window.dash_clientside.callback_context;
+        document.title = `${document.getElementById(`go-${page}`).textContent} · Attention Workbench`;
         return outputs_list.map(({ id, property }) =>
           property === "hidden" ? id !== `page-${page}` : id === `go-${page}` ? "page" : "false"
         );

@@ -62,7 +62,7 @@ def test_a_page_comes_when_it_is_opened_and_stays_with_what_was_chosen_on_it(wat
     page.click("#go-heads")
     page.wait_for_selector("#heads-pattern", state="visible")
     assert page.view()["depth-of"] == "3" and page.is_hidden("#page-lens")
-    assert page.get_attribute("#go-heads", "aria-current") == "page"
+    assert page.get_attribute("#go-heads", "aria-current") == "page" and page.title() == "Heads · Attention Workbench"
     page.click("#go-lens")
     page.wait_for_selector("#lens-title >> text=/After token 3 /")
     assert page.evaluate("document.getElementById('lens-map').mark") == "the same"
