@@ -16,6 +16,7 @@ from workbench.kernels.scores import ScoreRule
 from workbench.kernels.statistics import AttentionOutput, StatisticsRequest
 from workbench.kernels.streaming import streaming_attention
 
+HAS_TRITON = find_spec("triton") is not None
 Backend = Callable[[Tensor, Tensor, Tensor, ScoreRule, Tensor | None, StatisticsRequest], AttentionOutput]
 
 
@@ -79,10 +80,9 @@ def attention(
     request = request.of_real_queries(mask.query_padding)
     if backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend must be one of {', '.join(('auto', *BACKENDS))}, got {backend!r}")
-    has_triton = find_spec("triton") is not None
-    if backend == "triton" and not has_triton:
+    if backend == "triton" and not HAS_TRITON:
         raise ValueError('backend "triton" needs the package triton, which is not installed; "auto" works without it')
     if backend == "auto":
-        backend = "triton" if q.is_cuda and has_triton else "streaming"
+        backend = "triton" if q.is_cuda and HAS_TRITON else "streaming"
     with torch.autocast(q.device.type, enabled=False):  # products are made at the inputs' precision or better
         return BACKENDS[backend](q, k, v, rule, sink_logits, request)

@@ -373,10 +373,10 @@ class HookedTransformer(WeightViews, TokenMethods, InputMethods, GenerationMetho
         cache.finish()
         return torch.cat(outputs, dim=1)
 
-    def to_logits(self, residual: Tensor) -> Tensor:
+    def to_logits(self, residual: Tensor, tokens: Tensor | None = None) -> Tensor:
         """What the model makes of the residual stream behind its last layer: [batch, pos, d_model] → [batch, pos,
-        d_vocab]."""
-        return self._unembed(self.ln_final(residual))
+        d_vocab], or with ``tokens``, int64 [n], their logits alone."""
+        return self._unembed(self.ln_final(residual), tokens)
 
-    def _unembed(self, normalized: Tensor) -> Tensor:
-        return self.unembed(self.mlm_head(normalized) if self.cfg.use_mlm_head else normalized)
+    def _unembed(self, normalized: Tensor, tokens: Tensor | None = None) -> Tensor:
+        return self.unembed(self.mlm_head(normalized) if self.cfg.use_mlm_head else normalized, tokens)

@@ -30,7 +30,7 @@ def without_sources(model: Any, sources: Tensor, name: str) -> Intervention:
 def target_probability(prompts: PromptSet) -> Metric:
     """Probability of the target as the next token."""
     log_probability = prompts.log_probability()
-    return Metric("probability", "share of 1", prompts.rows, lambda logits: log_probability.score(logits).exp())
+    return Metric("probability", "share of 1", prompts.rows, lambda logits: log_probability(logits).exp())
 
 
 def deletion_curves(

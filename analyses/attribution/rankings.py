@@ -68,7 +68,7 @@ def data_metric(data: Data, name: MetricName) -> Metric:
     losses, real = token_losses(data.tokens, rows), data.real[:, 1:]
 
     def score(logits: Tensor) -> Tensor:
-        of_rows = losses.score(logits)
+        of_rows = losses(logits)
         return (of_rows * real.to(of_rows)).sum(dim=1) / real.sum(dim=1).to(of_rows)
 
     return Metric("loss", "nats per token", rows, score)

@@ -150,7 +150,7 @@ def cut_sources(
         middle = (p + q) / 2
         divergences = [(x * (x / middle).clamp(min=1e-300).log()).nan_to_num(0.0).sum(dim=-1) for x in (p, q)]
         variation, shannon = (p - q).abs().sum(dim=-1) / 2, (divergences[0] + divergences[1]) / 2
-        return torch.stack([metric.score(logits[:, :1]).double(), variation, shannon], dim=1)
+        return torch.stack([metric(logits[:, :1]), variation, shannon], dim=1)
 
     places = [place for place in range(n_positions) if bool(sources[:, place].any())]
     one = torch.eye(n_positions, dtype=torch.bool)

@@ -12,6 +12,10 @@ from torch.nn.functional import cross_entropy
 ROWS_PER_UNEMBEDDING = 1024  # logits of so many positions are held at a time
 
 
+# From values [row, width] and the tokens whose logits are wanted, None for all, to logits [row, token].
+ToLogits = Callable[[Tensor, Tensor | None], Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class Metric:
     """A number for each prompt, or for each row that is read of it.
@@ -20,6 +24,8 @@ class Metric:
         name, unit: for tables and axes.
         rows: int64 [prompt, row], the positions whose logits are read.
         score: from logits [prompt, row, d_vocab] in float32 or float64 to numbers [prompt] or [prompt, row].
+        tokens: int64 [n], those whose logits alone ``score`` is given, in place of d_vocab; None is all. The metric of
+            whole logits is that of a call, ``metric(logits)``.
         per_row: whether ``score`` gives one number for each row.
         score_some: the same for some of the rows, so that the logits of all need not exist at once: from logits
             [n, d_vocab] and which of the flattened rows they are to numbers [n]; None where ``score`` needs all.
@@ -31,6 +37,7 @@ class Metric:
     score: Callable[[Tensor], Tensor]
     per_row: bool = False
     score_some: Callable[[Tensor, slice], Tensor] | None = None
+    tokens: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,22 +46,27 @@ class Metric:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """float64 numbers of logits [prompt, row, d_vocab]."""
-        return self.score(_wide(logits)).double()
+        return self.read(logits, _chosen)
 
-    def read(self, values: Tensor, to_logits: Callable[[Tensor], Tensor] = lambda logits: logits) -> Tensor:
-        """float64 numbers of logits at the rows, or of values [prompt, row, width] that ``to_logits`` makes logits of.
+    def read(self, values: Tensor, to_logits: ToLogits) -> Tensor:
+        """float64 numbers of values [prompt, row, width], of which ``to_logits`` makes logits.
 
-        Where the metric can take some rows at a time, no more of their logits exist at once.
+        No more logits are made than ``score`` reads, and where it can take some rows at a time, no more exist at once.
         """
         parts = values.flatten(0, 1).split(ROWS_PER_UNEMBEDDING)
         if self.score_some is None:
-            return self(torch.cat([to_logits(part) for part in parts]).unflatten(0, values.shape[:2]))
+            logits = torch.cat([to_logits(part, self.tokens) for part in parts]).unflatten(0, values.shape[:2])
+            return self.score(_wide(logits)).double()
         starts = range(0, ROWS_PER_UNEMBEDDING * len(parts), ROWS_PER_UNEMBEDDING)
         found = [
-            self.score_some(_wide(to_logits(part)), slice(start, start + len(part))).double()
+            self.score_some(_wide(to_logits(part, self.tokens)), slice(start, start + len(part))).double()
             for start, part in zip(starts, parts, strict=True)
         ]
         return torch.cat(found).view(self.shape)
+
+
+def _chosen(logits: Tensor, tokens: Tensor | None) -> Tensor:
+    return logits if tokens is None else logits[..., tokens.to(logits.device)]
 
 
 def _wide(logits: Tensor) -> Tensor:
@@ -69,11 +81,13 @@ def last_rows(real: Tensor) -> Tensor:
 def logit_difference(target: Tensor, foil: Tensor, rows: Tensor) -> Metric:
     """Logit of the target less that of the foil; target, foil int64 [prompt], rows [prompt, 1]."""
 
-    def score(logits: Tensor) -> Tensor:
-        at = logits[:, 0]
-        return (at.gather(1, target[:, None].to(at.device)) - at.gather(1, foil[:, None].to(at.device)))[:, 0]
+    tokens, places = torch.stack((target, foil), dim=1).unique(return_inverse=True)  # places [prompt, 2] in tokens
 
-    return Metric("logit difference", "logits", rows, score)
+    def score(logits: Tensor) -> Tensor:
+        of_both = logits[:, 0].gather(1, places.to(logits.device))
+        return of_both[:, 0] - of_both[:, 1]
+
+    return Metric("logit difference", "logits", rows, score, tokens=tokens)
 
 
 def log_probability(target: Tensor, rows: Tensor) -> Metric:

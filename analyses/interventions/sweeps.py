@@ -145,7 +145,7 @@ def _run_whole(model: Any, prompts: Sequences, intervention: Intervention, metri
     """The metric of one intervention on a whole run, [prompt, …]."""
     hooks = _hooks([intervention], len(prompts))
     logits = model.run_with_hooks(prompts.tokens, return_type="logits", fwd_hooks=hooks)
-    return metric.read(at_rows(logits, metric.rows))
+    return metric(at_rows(logits, metric.rows))
 
 
 def _run_from(

@@ -349,6 +349,18 @@ def test_rows_are_the_same_rows_of_the_whole_residual(pair, tokens, side):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"use_unembed_bias": True, "output_logits_soft_cap": 3.0, "logit_scale": 0.5}])
+def test_logits_of_some_tokens_are_those_of_all(options):
+    torch.manual_seed(0)
+    fields = {"n_layers": 1, "d_model": 12, "n_heads": 2, "d_head": 6, "d_mlp": 8, "d_vocab": 20, "n_ctx": 8}
+    model = HookedTransformer(TransformerConfig(**fields, **options)).double()
+    if options:
+        model.unembed.b_U.normal_()
+    residual, tokens = torch.randn(2, 3, 12, dtype=torch.float64), torch.tensor([7, 0, 19, 7])
+    torch.testing.assert_close(model.to_logits(residual, tokens), model.to_logits(residual)[..., tokens])
+
+
+@torch.no_grad()
 def test_a_run_from_z_is_the_rest_of_the_run(pair, tokens):
     model, rows = pair.model, torch.full((len(tokens), 1), 11)
     n_layers = model.cfg.n_layers

@@ -99,7 +99,11 @@ class Unembed(nn.Module):
             return self._tied[0].W_E.T
         return super().__getattr__(name)
 
-    def forward(self, residual: Tensor) -> Tensor:
+    def forward(self, residual: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """[batch, pos, d_model] → [batch, pos, d_vocab], or the logits of ``tokens``, int64 [n], alone."""
         scaled = residual if self.scale == 1 else residual * self.scale
-        logits = nn.functional.linear(scaled, self.W_U.T, self.b_U)  # [batch, pos, d_model] → [batch, pos, d_vocab]
+        weight, bias = self.W_U.T, self.b_U
+        if tokens is not None:
+            weight, bias = weight[tokens], None if bias is None else bias[tokens]
+        logits = nn.functional.linear(scaled, weight, bias)
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)

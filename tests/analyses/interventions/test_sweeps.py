@@ -109,7 +109,16 @@ def test_the_logits_of_few_rows_at_a_time_give_the_same(
     expected = measure(model, prompts, chosen, metric)
     monkeypatch.setattr(metrics_module, "ROWS_PER_UNEMBEDDING", 4)  # which divides no prompt's rows
     to_logits = model.to_logits
-    monkeypatch.setattr(model, "to_logits", lambda x: held.append(len(x)) or to_logits(x))
+
+    def watched(x: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+        logits = to_logits(x, tokens)
+        held.append(len(x))
+        assert (
+            logits.shape[-1] == model.cfg.d_vocab or name == "difference" and logits.shape[-1] <= 2 * len(metric.rows)
+        )
+        return logits
+
+    monkeypatch.setattr(model, "to_logits", watched)
     torch.testing.assert_close(measure(model, prompts, chosen, metric), expected, rtol=1e-12, atol=1e-12)
     assert max(held) <= 4 and sum(held) == metric.rows.numel() * len(chosen)
 
