@@ -26,7 +26,7 @@ from workbench.errors import WorkbenchError
 VERSION = "1"
 PAGES = ("heads", "pattern", "induction", "sinks", "attribution", "what-if", "lens", "generation", "compare", "result")
 ON_DEMAND = ("circuit", "copying", "massive", "streaming", "purpose")  # cards that are computed when they are asked for
-MOST_OFF = 200  # parts that are switched off at once
+MOST_OFF, LONGEST_NAME = 200, 40  # parts that are switched off at once, and characters of each one's name
 # In the demo model's language: names, an invented word and a list come back after various distances.
 SAMPLE_TEXT = (
     "Mara and Hugo went to the harbour. Mara gave the lantern to Hugo. A skaflar is a broken bottle. "
@@ -173,8 +173,10 @@ def _asked(text: str) -> tuple[str, ...]:
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(",")) if text else ()
-    if len(names) > MOST_OFF or any(not 0 < len(name) <= 40 for name in names):
-        raise ValueError(f"must be at most {MOST_OFF} names with commas between them")
+    if len(names) > MOST_OFF or any(not 0 < len(name) <= LONGEST_NAME for name in names):
+        raise ValueError(
+            f"must be at most {MOST_OFF} names of at most {LONGEST_NAME} characters with commas between them"
+        )
     return names
 
 

@@ -119,14 +119,14 @@ class ScoreMemory:
 
     def _run(self, model: Any, tokens: Tensor, layer: int) -> LayerInputs:
         first = max((known for known in self._streams if known <= layer), default=None)
-        stream = tokens if first is None else self._streams[first]
+        stream = tokens if first is None else self._streams[first].clone()
         values: list[Tensor] = []
 
         def keep_value(value: Tensor, hook: Any) -> None:
             values.append(value)
 
         def keep_stream(value: Tensor, hook: Any) -> None:
-            self._streams[hook.layer() + 1] = value
+            self._streams[hook.layer() + 1] = value.clone()  # which a hook of the next layer may change in place
 
         hooks: list[tuple[str, Any]] = [(f"blocks.{layer}.attn.hook_v", keep_value)]
         if tokens.numel() * model.cfg.d_model * model.cfg.n_layers * 4 <= STREAM_BYTES:

@@ -32,10 +32,11 @@ class AnswerRows:
         check_one_length(model, prompts.real)
         self._model, self._layer, self._name = model, layer, f"blocks.{layer}.attn.hook_pattern"
         self._batch, self._rows = prompts.sequences.to(model.cfg.device), prompts.rows[:, 0].to(model.cfg.device)
-        names = [f"blocks.{layer}.hook_resid_pre", f"blocks.{layer}.attn.hook_attn_scores", self._name]
-        stream, scores, pattern = (cached(model, self._batch, names)[name] for name in names)
+        found = cached(model, self._batch, [f"blocks.{layer}.attn.hook_attn_scores", self._name])
+        scores, pattern = found[f"blocks.{layer}.attn.hook_attn_scores"], found[self._name]
         at = torch.arange(len(prompts), device=pattern.device)
-        self._stream = stream
+        if emits_statistics(model):
+            self._stream = model(self._batch.tokens, attention_mask=self._batch.real, stop_at_layer=layer)
         self.weights = pattern[at, :, self._rows].double()
         hidden = torch.finfo(scores.dtype).min / 2  # some models mask by the least number in place of −∞
         self.free = scores[at, :, self._rows] > hidden

@@ -151,8 +151,7 @@ def _embedding(model: Any) -> Tensor:
 
 def _layers(model: Any, sequences: Sequences) -> Iterator[Mapping[str, Tensor]]:
     """Pattern, z and, where there is one, the scale of the norm on attention's output, layer after layer."""
-    start = "blocks.0.hook_resid_pre"
-    residual = cached(model, sequences, [start])[start]
+    residual = model(sequences.tokens, attention_mask=sequences.real, stop_at_layer=0)
     for layer, block in enumerate(model.blocks):
         names = {"pattern": "attn.hook_pattern", "z": "attn.hook_z", "after": "hook_resid_post"}
         if hasattr(block, "ln1_post"):

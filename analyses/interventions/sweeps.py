@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.analyses.interventions.metrics import Metric
-from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, cached, emits_statistics, silent
+from workbench.analyses.running import TOKENS_PER_RUN, Progress, Sequences, emits_statistics, silent
 from workbench.analyses.support import check_one_length
 from workbench.components.heads import at_rows
 
@@ -134,10 +134,24 @@ def measure(
 
 
 def _restarts(model: Any, prompts: Sequences, starts: Sequence[Start]) -> dict[Start, tuple[Tensor, Tensor | None]]:
-    """The stream [prompt, pos, d_model] that enters each layer, and its z where a run starts behind the attention."""
+    """The stream [prompt, pos, d_model] that enters each layer, and its z where a run starts behind the attention.
+
+    Each as it is before any hook has seen it: a run that restarts there passes the hooks again.
+    """
     streams = {layer: f"blocks.{layer}.hook_resid_pre" for layer, _ in starts}
     zs = {layer: f"blocks.{layer}.attn.hook_z" for layer, is_behind_z in starts if is_behind_z}
-    found = cached(model, prompts, [*streams.values(), *zs.values()])
+    found: dict[str, Tensor] = {}
+
+    def keep(point: Any, inputs: Any, value: Tensor) -> None:
+        found[point.name] = value.clone()  # which a later hook may change in place
+
+    points = [model.hook_dict[name] for name in (*streams.values(), *zs.values())]
+    handles = [point.register_forward_hook(keep, prepend=True) for point in points]
+    try:
+        model(prompts.tokens, None, attention_mask=prompts.real, stop_at_layer=max(streams) + 1)
+    finally:
+        for handle in handles:
+            handle.remove()
     return {(layer, behind): (found[streams[layer]], found[zs[layer]] if behind else None) for layer, behind in starts}
 
 

@@ -14,7 +14,8 @@ from workbench.app.pages.heads import preview_of
 from workbench.app.pages.pattern import resolution, visible
 from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown
 from workbench.app.services import Services, when_drawn
-from workbench.app.state import View
+from workbench.app.state import LONGEST_NAME, MOST_OFF, View
+from workbench.errors import WorkbenchError
 
 NAME, TITLE = "what-if", "What if"
 EXPLANATION = (
@@ -49,6 +50,8 @@ def layout(view: View) -> list[Any]:
             size="sm",
             splitChars=[",", " "],
             acceptValueOnBlur=True,
+            maxTags=MOST_OFF,
+            inputProps={"maxLength": LONGEST_NAME},
             **{"aria-label": "What is switched off"},
         ),
         controls=[
@@ -183,16 +186,18 @@ def register(app: Dash, services: Services) -> None:
 def names_refused(services: Services, view: View) -> dict[str, str]:
     """What of the view's ``off`` names nothing in its model or text → what was expected, in a sentence.
 
-    Empty as long as the model is not in memory to tell.
+    Empty as long as the model is not in memory to tell, and where the text itself is refused.
     """
     from workbench.analyses.interventions.switches import switched_off
 
     model = services.models.loaded(view.model)
-    if model is None:
+    if model is None or not view.off:
         return {}
-    recipe = predictions(view)
-    tokens = recipe.tokens(model, view, services.text(view, recipe)) or [[]]
-    refused = {}
+    recipe, refused = predictions(view), {}
+    try:
+        tokens = recipe.tokens(model, view, services.text(view, recipe)) or [[]]
+    except (WorkbenchError, ValueError):
+        return {}
     for name in view.off:
         try:
             switched_off(model, [name], len(tokens[0]))

@@ -169,14 +169,14 @@ def test_a_remembered_layer_is_not_run_again_and_gives_the_same(
 def test_layers_in_any_order_are_run_once_and_give_the_same(
     random_model: HookedTransformer, tokens: torch.Tensor, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also under hooks that edit, which must not act twice."""
+    """Also under hooks that edit in place, which must not act twice."""
     monkeypatch.setattr(cells, "STREAM_BYTES", kept_bytes)
     points = [f"blocks.{layer}.{name}" for layer in range(3) for name in ("hook_resid_pre", "hook_resid_post")]
     seen: list[str] = []
 
     def shift(value: torch.Tensor, hook: Any) -> torch.Tensor:
         seen.append(hook.name)
-        return value + torch.linspace(-1, 2, value.shape[-1])
+        return value.add_(torch.linspace(-1, 2, value.shape[-1]))
 
     memory = ScoreMemory()
     with random_model.hooks(fwd_hooks=[(point, shift) for point in points]):

@@ -115,6 +115,26 @@ def test_a_sweep_equals_whole_runs(family: str, prompts: Sequences, monkeypatch:
         torch.testing.assert_close(found[:, counted], expected[:, counted], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_hooks_that_are_there_already_act_once(prompts: Sequences, in_place: bool) -> None:
+    model = model_of("grouped, gated, RMS")
+    names = [f"blocks.{layer}.{name}" for layer in range(LAYERS) for name in ("hook_resid_pre", "attn.hook_z")]
+
+    def bend(x: Tensor, hook: Any) -> Tensor:
+        factor = torch.linspace(0.5, 1.5, x.shape[-1], dtype=x.dtype)
+        return x.mul_(factor) if in_place else x * factor
+
+    chosen = interventions(model)
+    metric, definition = metrics(prompts)["one row"]
+    plain = measure(model, prompts, chosen, metric)
+    with model.hooks(fwd_hooks=[(name, bend) for name in names]):
+        expected = torch.stack([definition(whole_run(model, prompts, each)) for each in chosen])
+        found = measure(model, prompts, chosen, metric)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert (found - plain).abs().max() > 1e-3
+    assert not any(point._forward_hooks for point in model.hook_dict.values())  # nothing stays behind
+
+
 def test_a_sweep_of_heads_runs_the_attention_of_later_layers_alone(prompts: Sequences) -> None:
     model, seen = model_of("alibi"), []
     attend = model.blocks[1].attn.forward
