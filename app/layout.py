@@ -68,10 +68,12 @@ def document(session: str, view: View, models: Mapping[str, str]) -> Any:
         theme=THEME,
         defaultColorScheme="auto",
         children=[
-            dcc.Location(id="url", refresh="callback-nav"),
             dcc.Store(id="session", data=session),
             dcc.Store(id="fields", data=fields()),
-            *(dcc.Store(id=name, data={}) for name in ("address", "submission", "input", "correction", "chosen-page")),
+            *(
+                dcc.Store(id=name, data={})
+                for name in ("visited", "address", "submission", "input", "correction", "chosen-page")
+            ),
             *(dcc.Store(id=name, data="") for name in ("view", "open-page", "missing-page")),
             dcc.Store(id="mounted", data=[]),
             dcc.Store(id="ready", data=""),

@@ -24,13 +24,12 @@ _EVENT: Accepted = (dict, _NOTHING)
 _PROPERTIES: dict[str, Accepted] = {
     "n_clicks": (*_NUMBER, _NOTHING),
     "value": (str, *_NUMBER, _NOTHING),
-    "search": (str, _NOTHING),
-    "pathname": (str, _NOTHING),
     "relayoutData": _EVENT,
 }
 _LISTS = ("off",)  # components whose value is a list
 _STORES: dict[str, Accepted] = {
     "submission": (dict,),
+    "visited": (dict,),
     "mounted": (list,),
     "typed-part": (list,),
     "typed-other": (dict,),

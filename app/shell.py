@@ -50,12 +50,10 @@ def _register_view(app: Dash, services: Services) -> None:
         Output("text", "value"),
         Output("max-tokens", "value"),
         Output("notice", "children"),
-        Input("url", "search"),
-        State("url", "pathname"),
-        prevent_initial_call=False,
+        Input("visited", "data"),
     )
-    def read_address(search: str | None, path: str | None) -> Any:
-        return opened_with(services, search or "", path or "/")
+    def read_address(visited: dict) -> Any:
+        return opened_with(services, str(visited.get("search", "")), str(visited.get("path", "/")))
 
     @app.callback(Output("input", "data"), Input("submission", "data"), State("view", "data"))
     def submit(submission: dict, query: str) -> Any:
@@ -88,7 +86,7 @@ def _register_view(app: Dash, services: Services) -> None:
         app.clientside_callback(
             ClientsideFunction("view", "collect"), *told, *(Input(*control) for control in controls.values())
         )
-    app.clientside_callback(ClientsideFunction("workbench", "writeAddress"), Input("view", "data"))
+    app.clientside_callback(ClientsideFunction("view", "writeAddress"), Input("view", "data"))
 
 
 def _register_pages(app: Dash, services: Services) -> None:
@@ -117,6 +115,8 @@ def _register_pages(app: Dash, services: Services) -> None:
         view = services.view(query)
         pages = (page_content(page, view) if missing == page.NAME else no_update for page in registry.PAGES)
         return *pages, [*mounted, missing]
+
+    app.clientside_callback(ClientsideFunction("view", "mount"), Input("mounted", "data"))
 
     # Only the open page is told, so that the others' callbacks need not be asked.
     app.clientside_callback(
@@ -155,7 +155,7 @@ def _register_jobs(app: Dash, services: Services) -> None:
         if problems:
             return *stopped(message("error", "This cannot be shown", "\n".join(problems))), *(no_update,) * 4
         if (found := corrections.needed(services, view)) is not None:
-            set_props("correction", {"data": found.fields})
+            set_props("correction", {"data": {"of": query} | found.fields})
             set_props("notice", {"children": found.notice})
             return *stopped([]), *(no_update,) * 4
         agreed = "run-it.n_clicks" in ctx.triggered_prop_ids
@@ -163,7 +163,7 @@ def _register_jobs(app: Dash, services: Services) -> None:
         progress = progress_of(services, view, session, ready, again=is_anew, agreed=agreed)
         if not view.has_head and (scores := services.jobs.result(HEAD_STATISTICS.key(view))) is not None:
             layer, head = first_head(scores)
-            set_props("correction", {"data": {"layer": layer, "head": head}})
+            set_props("correction", {"data": {"of": query, "layer": layer, "head": head}})
         return *progress, *shown_facts(services, view)
 
     # The page asks again a moment after each answer: a fixed interval would drop answers that take longer than it.

@@ -8,6 +8,7 @@
   let told = ""; // the address that was told last
   let open = ""; // the page
   let mounted = []; // pages whose components there are
+  let isNoStep = false; // whether the last change was no one's doing: an address as it is read, or a correction
 
   const same = () => window.dash_clientside.no_update;
 
@@ -21,17 +22,18 @@
   function address() {
     const pairs = new URLSearchParams({ v: "1" });
     for (const { field, name, initial, id } of fields) {
-      const isEmpty = id && view[field] === "";
-      const text = written(isEmpty ? initial : view[field]);
-      if (text !== written(initial)) pairs.set(name, text);
+      const value = id && view[field] === "" ? initial : view[field];
+      const isSaid = value !== null && value !== undefined;
+      if (isSaid && (initial === null || written(value) !== written(initial))) pairs.set(name, written(value));
     }
     return "?" + pairs;
   }
 
+  const isThere = ({ page }) => !page || mounted.includes(page);
+
   // Puts the values of some fields into the controls that hold them.
-  function setControls(names) {
-    for (const { field, page, id, property } of fields) {
-      if (!id || !names.includes(field) || (page && !mounted.includes(page))) continue;
+  function setControls(some) {
+    for (const { field, id, property } of some.filter((held) => held.id && isThere(held))) {
       const value = view[field] === null && property === "value" ? "" : view[field];
       window.dash_clientside.set_props(id, { [property]: value });
     }
@@ -39,13 +41,22 @@
 
   // The address, the page that is open, and the page whose components are missing, as far as they are new.
   function tell() {
+    if (!("model" in view)) return [same(), same(), same()]; // the address has not been read yet
     const [before, now] = [told, address()];
     told = now;
     if (view.page === open) return [now === before ? same() : now, same(), same()];
     open = view.page;
-    if (!mounted.includes(open)) return [now, open, open];
-    setControls(fields.filter(({ page }) => page === open).map(({ field }) => field));
-    return [now, open, same()];
+    return [now, open, mounted.includes(open) ? same() : open];
+  }
+
+  // A new page, input or head is a step that the back button undoes; other changes replace the address.
+  // The head that a text begins with is no step.
+  const HEAD = ["layer", "head"];
+  const STEPS = ["page", "model", "text", "max", "off", ...HEAD];
+
+  function isStep(before, after) {
+    const [old, now] = [new URLSearchParams(before), new URLSearchParams(after)];
+    return STEPS.some((name) => old.get(name) !== now.get(name) && !(HEAD.includes(name) && !old.has(name)));
   }
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
@@ -54,20 +65,43 @@
       collect: function () {
         for (const { prop_id, value } of window.dash_clientside.callback_context.triggered) {
           const held = fields.find(({ id, property }) => `${id}.${property}` === prop_id);
-          if (held) view[held.field] = value;
+          if (!held || !isThere(held)) continue; // a page that is just being inserted is not newer than the view
+          if (!held.page && value === "") continue; // a head is chosen always; who empties its field is about to type
+          const isNumber = typeof held.initial === "number" && value !== "" && value !== null; // "1." while it is typed
+          view[held.field] = isNumber && Number.isFinite(Number(value)) ? Number(value) : value;
         }
         return tell();
       },
       // What other things say, each as field → value. An address or a submission starts anew what has failed.
       amend: function (...given) {
-        fields = given.at(-1);
+        [fields] = given.slice(-1);
         const { triggered } = window.dash_clientside.callback_context;
-        const changes = Object.assign({}, ...triggered.map(({ value }) => value));
-        const names = fields.map(({ field }) => field).filter((field) => field in changes);
-        for (const field of names) view[field] = changes[field];
-        setControls(names);
-        const isAnew = triggered.some(({ prop_id }) => ["address.data", "input.data"].includes(prop_id));
-        return [...tell(), isAnew ? Date.now() : same()];
+        // A correction is of the address that it names; what has been chosen since then stays.
+        const inTime = triggered.filter(({ value }) => !value.of || value.of === told);
+        const changes = Object.assign({}, ...inTime.map(({ value }) => value));
+        const isNew = ({ field }) => field in changes && written(changes[field]) !== written(view[field]);
+        const some = fields.filter(isNew);
+        for (const { field } of fields) if (field in changes) view[field] = changes[field];
+        setControls(some);
+        const isOf = (...names) => triggered.some(({ prop_id }) => names.includes(prop_id.replace(".data", "")));
+        const found = tell();
+        isNoStep = found[0] !== same() && isOf("address", "correction");
+        return [...found, isOf("address", "input") ? Date.now() : same()];
+      },
+      writeAddress: function (query) {
+        // What the server knows better takes the place of what was asked for.
+        if (query && query !== window.location.search) {
+          const first = !new URLSearchParams(window.location.search).has("v");
+          const isNew = !first && !isNoStep && isStep(window.location.search, query);
+          window.history[isNew ? "pushState" : "replaceState"](null, "", window.location.pathname + query);
+        }
+        isNoStep = false;
+      },
+      // A page's components are there now; what has changed since they were asked for is put into its controls.
+      mount: function (pages) {
+        const fresh = pages.filter((page) => !mounted.includes(page));
+        mounted = pages;
+        setControls(fields.filter(({ page }) => fresh.includes(page)));
       },
       go: function () {
         const { triggered_id } = window.dash_clientside.callback_context;
@@ -83,9 +117,8 @@
       // Tells the open page, once it is there, that there is something to draw: what is ready starts with the address.
       tellPage: function (ready, scheme, pages) {
         const { outputs_list } = window.dash_clientside.callback_context;
-        mounted = pages;
         const page = new URLSearchParams(ready.split("\n", 1)[0]).get("page");
-        const isTold = ({ id }) => id === `draw-${page}` && scheme && mounted.includes(page);
+        const isTold = ({ id }) => id === `draw-${page}` && scheme && pages.includes(page);
         return outputs_list.map((output) => (isTold(output) ? `${scheme}\n${ready}` : same()));
       },
       ask: function (clicks, asked) {

@@ -10,9 +10,17 @@
     }
   }
 
+  // The address that the page was opened with, and each to which one goes back or forward.
+  function tellAddress() {
+    const { pathname, search } = window.location;
+    window.dash_clientside.set_props("visited", { data: { path: pathname, search } });
+  }
+
   const ready = setInterval(function () {
     if (document.getElementById("main") && window.dash_clientside && window.dash_clientside.set_props) {
       clearInterval(ready);
+      tellAddress();
+      window.addEventListener("popstate", tellAddress);
       tellScheme();
       new MutationObserver(tellScheme).observe(document.documentElement, {
         attributeFilter: ["data-mantine-color-scheme"],
@@ -99,16 +107,6 @@
 
   const switchedOff = []; // what was switched off, one state after the other
 
-  // A new page, input or head is a step that the back button undoes; other changes replace the address.
-  // The head that a text begins with is no step.
-  const HEAD = ["layer", "head"];
-  const STEPS = ["page", "model", "text", "max", "off", ...HEAD];
-
-  function isStep(before, after) {
-    const [old, now] = [new URLSearchParams(before), new URLSearchParams(after)];
-    return STEPS.some((name) => old.get(name) !== now.get(name) && !(HEAD.includes(name) && !old.has(name)));
-  }
-
   // The model field offers all known models whatever it holds, and says what each is.
   window.dashMantineFunctions = Object.assign({}, window.dashMantineFunctions, {
     everyModel: ({ options }) => options,
@@ -148,8 +146,9 @@
       undo: function (clicks, off) {
         const { no_update, callback_context } = window.dash_clientside;
         if (callback_context.triggered_id !== "off-undo") {
-          const last = switchedOff.at(-1);
-          if (!last || String(last) !== String(off)) switchedOff.push(off || []);
+          const is = (state) => state && String(state) === String(off || []);
+          if (is(switchedOff.at(-2))) switchedOff.pop(); // taken back by hand, or refused
+          else if (!is(switchedOff.at(-1))) switchedOff.push(off || []);
           return no_update;
         }
         if (switchedOff.length < 2) return no_update;
@@ -158,13 +157,6 @@
       },
       askAgain: function (when) {
         if (when) setTimeout(() => window.dash_clientside.set_props("tick", { data: when }), 50);
-      },
-      writeAddress: function (query) {
-        if (query && query !== window.location.search) {
-          const first = !new URLSearchParams(window.location.search).has("v");
-          const write = first || !isStep(window.location.search, query) ? "replaceState" : "pushState";
-          window.history[write](null, "", window.location.pathname + query);
-        }
       },
     },
   });

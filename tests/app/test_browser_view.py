@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -85,6 +86,88 @@ def test_fields_change_together_with_a_text_whichever_page_is_open(watched: Open
     page.click("#go-lens")
     page.wait_for_selector("#lens-title >> text=/After token 1?[0-9] /")
     assert page.input_value("#lens-position") == ""
+
+
+def test_back_leads_to_an_address_that_was_opened_as_a_link(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, layer=1, head=1)
+    page.drawn("heads-pattern")
+    page.click("#go-sinks")
+    page.wait_for_selector("#page-sinks h1")
+    page.wait_for_view(page="sinks")
+    page.go_back()
+    page.wait_for_selector("#heads-map", state="visible")
+    assert page.view()["page"] == "heads" and page.is_hidden("#page-sinks")
+    page.go_forward()
+    page.wait_for_selector("#page-sinks h1", state="visible")
+
+
+def test_what_is_corrected_is_no_step(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, page="lens", layer=1, head=1)
+    page.drawn("lens-map")
+    page.open(dashboard, layer=99, head=-3)  # one that the model lacks, and one that is no number
+    page.drawn("heads-pattern")
+    page.wait_for_view(layer="2")
+    page.go_back()
+    page.wait_for_view(page="lens", layer="1")
+
+
+def test_an_emptied_field_of_the_head_waits_and_an_empty_model_is_told(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, layer=3, head=3)
+    page.drawn("heads-pattern")
+    page.fill("#layer", "")
+    page.wait_for_timeout(600)  # longer than a pause in typing
+    page.fill("#layer", "1")
+    page.wait_for_selector("#heads-pattern-title >> text=Pattern of L1H3")
+    page.fill("#model", "")
+    page.click("#analyse")
+    page.wait_for_selector("#alert >> text=no model is named")
+
+
+def test_a_page_that_arrives_late_brings_no_old_values(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, layer=1, head=1, **{"depth-of": 3})
+    page.drawn("heads-pattern")
+
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        is_mount = "missing-page" in (route.request.post_data or "")
+        held.append(route) if is_mount else route.continue_()
+
+    page.route(re.compile("_dash-update-component"), hold)
+    page.click("#go-lens")
+    page.fill("#text", "Hugo went home. Hugo went away.")
+    page.click("#analyse")
+    page.wait_for_view(text="Hugo went home. Hugo went away.", page="lens")
+    page.wait_for_timeout(500)
+    (route,) = held
+    route.continue_()
+    page.drawn("lens-map")
+    assert "depth-of" not in page.view() and page.input_value("#lens-position") == ""
+
+
+LATE = """
+() => {
+    const { view } = window.dash_clientside;
+    const correction = { of: "?v=1&page=heads", layer: 0 };
+    window.dash_clientside.callback_context = { triggered: [{ prop_id: "correction.data", value: correction }] };
+    const fields = [{ field: "layer", name: "layer", initial: null, page: "", id: "layer", property: "value" }];
+    return view.amend({}, {}, correction, {}, fields)[0] === window.dash_clientside.no_update;
+}
+"""
+
+
+def test_a_correction_of_an_earlier_address_changes_nothing(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, layer=3, head=3)
+    page.drawn("heads-pattern")
+    assert page.evaluate("window.dash_clientside.no_update") and page.view()["layer"] == "3"
+    page.evaluate(LATE)
+    page.wait_for_timeout(300)
+    assert page.view()["layer"] == page.input_value("#layer") == "3"
 
 
 CHOSEN = """
