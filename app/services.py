@@ -56,7 +56,7 @@ class Services:
         return None if nearest == (view.layer, view.head) else nearest
 
     def memory_of(self, model_name: str) -> Any:
-        """What is kept of the layer whose pattern was looked at last, so that zooming in runs no model.
+        """What is kept of the text whose patterns were looked at last, so that zooming in runs no layer again.
 
         By the model's name, as results are: a model in memory that was changed is shown under a new one.
         """
