@@ -101,6 +101,47 @@ def _induction_heads(cfg: Any, size: Size, arguments: tuple, options: Mapping[st
     return statistics + sweep.keeping(patterns)
 
 
+def _induction_circuit(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    n_sequences, n_tokens = options.get("n_sequences", 8), 2 * options.get("length", 64) + 1
+    n_receivers, n_feeders = options.get("n_receivers", 3), 2 * options.get("n_feeders", 4)  # and as many controls
+    run = estimate_run(cfg, n_tokens, n_sequences=n_sequences, logits=True)
+    statistics = _head_statistics(cfg, (n_sequences, n_tokens), (), {})
+    n_losses = n_receivers * n_feeders + n_feeders  # each receiver's keys, and those of all
+    return statistics * (1 + SWEEP * (n_feeders + n_receivers * n_feeders)) + run * (3 + SWEEP * n_losses)
+
+
+def _copying_scores(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    n_sequences, length = options.get("n_sequences", 8), options.get("length", 64)
+    n_tokens = options.get("n_copies", 2) * length + 1
+    rows = n_sequences * (n_tokens - 1 - length)  # those of repetitions
+    of_a_head = cfg.d_vocab * cfg.d_head * (4 * cfg.d_model + 2 * cfg.d_head + rows)  # folded and plain
+    work = Estimate(products=cfg.n_layers * cfg.n_heads * of_a_head)
+    wide = 4 * cfg.d_vocab * (2 * cfg.d_model + cfg.n_heads * cfg.d_head)  # unembedding, embedding, a layer's heads
+    return (estimate_run(cfg, n_tokens, n_sequences=n_sequences) * 2 + work).keeping(wide)
+
+
+def _generation_statistics(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    n_new = options.get("n_tokens", 24)
+    step = estimate_run(cfg, 1, logits=True) * n_new
+    kept = 8 * n_new * cfg.d_vocab
+    return (estimate_run(cfg, size[1]) + step + _head_statistics(cfg, (1, size[1] + n_new), (), {})).keeping(kept)
+
+
+def _sink_interventions(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    n_ranges = 1 + min(3, cfg.n_layers)
+    n_runs = 8 * (1 + SWEEP * (n_ranges - 1)) + 6 * SWEEP * (options.get("n_heads") or 0)  # edits of two keys
+    run = estimate_run(cfg, size[1], n_sequences=size[0], logits=True)
+    patterns = 3 * cfg.dtype.itemsize * size[0] * cfg.n_heads * size[1] ** 2
+    return (run * (n_runs + 4)).keeping(patterns)
+
+
+def _streaming_perplexity(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
+    window, n_tokens = options.get("window", 64), size[1]
+    n_recomputed = max(0, n_tokens - window) / options.get("recompute_every", 1)
+    whole = estimate_run(cfg, n_tokens, n_sequences=size[0], logits=True) * 4  # all, and three that remember a window
+    return whole + estimate_run(cfg, window) * (size[0] * n_recomputed)
+
+
 def _attribution_agreement(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
     run = estimate_run(cfg, size[1], n_sequences=size[0])
     ablations = len(options.get("ablations", ("zero", "mean", "resample")))
@@ -118,10 +159,15 @@ def _source_attribution(cfg: Any, size: Size, arguments: tuple, options: Mapping
 _ESTIMATES: Mapping[str, Callable[[Any, Size, tuple, Mapping[str, Any]], Estimate | None]] = {
     "attention_sinks": _attention_sinks,
     "attribution_agreement": _attribution_agreement,
+    "copying_scores": _copying_scores,
+    "generation_statistics": _generation_statistics,
     "head_pattern": _head_pattern,
     "head_statistics": _head_statistics,
+    "induction_circuit": _induction_circuit,
     "induction_heads": _induction_heads,
     "logit_lens": _logit_lens,
+    "sink_interventions": _sink_interventions,
     "source_attribution": _source_attribution,
+    "streaming_perplexity": _streaming_perplexity,
     "what_if": _what_if,
 }

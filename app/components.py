@@ -158,7 +158,12 @@ def number(
         placeholder=placeholder,
         **{"aria-label": label},
     )
-    return html.Label([html.Span(label, className="inline-label"), field], className="inline-field")
+    return typed_field(label, field)
+
+
+def typed_field(label: str, field: Any) -> html.Label:
+    """A box whose content counts after a pause in typing (see view.js), with its label before it."""
+    return html.Label([html.Span(label, className="inline-label"), field], className="inline-field typed")
 
 
 def table(id: str, label: str, height: int) -> html.Div:

@@ -18,8 +18,11 @@ class AsksFirst(WorkbenchError):
     """What a job would take, which nobody has agreed to yet."""
 
 
-def weigh(job: Job, device: str, estimate: Estimate | None) -> None:
+def weigh(job: Job, device: str, to_take_less: str, estimate: Estimate | None) -> None:
     """Says on the job what it is going to take, as far as that is known.
+
+    Args:
+        to_take_less: what the user can do, beside choosing a smaller model.
 
     Raises:
         AsksFirst: that is much, and nobody has agreed to it.
@@ -35,7 +38,7 @@ def weigh(job: Job, device: str, estimate: Estimate | None) -> None:
         return
     raise AsksFirst(
         f"{job.task.title} will take about {time} and {memory} of memory, of which {bytes_in_words(free)} are free. "
-        "Run it all the same, or shorten the text, or choose a smaller model."
+        f"Run it all the same, or {to_take_less}, or choose a smaller model."
     )
 
 

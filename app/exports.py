@@ -62,7 +62,7 @@ def export(services: Services, view: View, figure: str, format: str, preset: str
         raise WorkbenchError(f"the page “{view.page}” shows no figure {figure[:40]!r} now")
     result = services.jobs.result(shown.recipe.key(view))
     if result is None:
-        raise WorkbenchError("the figure is not computed yet, or no longer held; wait until the page shows it")
+        raise WorkbenchError("there is no result to export: wait until the page shows the figure")
     name = file_name(view, shown, figure, result)
     if format == "result":
         code = shown.code(view, services.text(view, shown.recipe), result)

@@ -13,12 +13,16 @@ from workbench.app.estimates import weigh_loading
 from workbench.app.jobs import Job
 from workbench.errors import WorkbenchError
 
-Load = Callable[[str, Job], Any]
+Load = Callable[[str, Job, Callable[[], None]], Any]
 IN_MEMORY = re.compile(r" \(in memory( \d+)?\)$")  # at the end of the names of models that no source names
 
 
-def load_model(source: str, job: Job, *, device: str = "cpu") -> Any:
-    """Loads what ``workbench models`` lists, a Hugging Face id, a folder or a GGUF file."""
+def load_model(source: str, job: Job, make_room: Callable[[], None], *, device: str = "cpu") -> Any:
+    """Loads what ``workbench models`` lists, a Hugging Face id, a folder or a GGUF file.
+
+    Args:
+        make_room: called once it is known that there is such a model, before its weights are read.
+    """
     from workbench.loading.pretrained import load_pretrained
 
     if not source:
@@ -27,6 +31,7 @@ def load_model(source: str, job: Job, *, device: str = "cpu") -> Any:
     weigh_loading(job, source)
 
     def report(stage: str, done: int, total: int) -> None:
+        make_room()
         job.report(done / total if total else 0.0, stage)
 
     return load_pretrained(source, device=device, progress=report)
@@ -59,13 +64,18 @@ class ModelStore:
                 if source in self._models:
                     self._models.move_to_end(source)
                     return self._models[source]
-                while len(self._models) >= self._capacity:  # makes room first: two large models may not fit
-                    self._models.popitem(last=False)
             job.report(0.0, f"Loading {source}")
-            model = self._load(source, job)
+            model = self._load(source, job, self._make_room)
+            self._make_room()
             with self._lock:
                 self._models[source] = model
             return model
+
+    def _make_room(self) -> None:
+        """Lets go of models until there is place for one more: two large ones may not fit."""
+        with self._lock:
+            while len(self._models) >= self._capacity:
+                self._models.popitem(last=False)
 
     def loaded(self, source: str) -> Any:
         """The model, if it is in memory, else None."""

@@ -70,6 +70,12 @@ class Recipe:
     def model_of(self, view: View) -> str:
         return view.model if self.model is None else self.model
 
+    @property
+    def to_take_less(self) -> str:
+        """What the user can do where it takes too much."""
+        own = {"task": "take fewer or shorter prompts of your own", "nothing": "take fewer or shorter sequences"}
+        return own.get(self.reads, "shorten the text")
+
     def text_of(self, view: View) -> str:
         """What it reads, as in ``View.text``."""
         if self.reads == "task":

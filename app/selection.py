@@ -12,6 +12,8 @@ from workbench.analyses.labels import HEAD_SCORES
 from workbench.app.components import about_score, card, graph, on_card, select
 from workbench.app.recipes import Shown
 
+# Where what is chosen otherwise than in its control goes, as field of the view → value.
+CHOSEN = Output("chosen", "data", allow_duplicate=True)
 LAYER_HEIGHT = 16  # pixels of a map's row: its label and its number can be read
 
 
@@ -53,8 +55,7 @@ def choose_on_click(app: Dash, *sources: tuple[str, str]) -> None:
     """A click on a map, a scatter's point or a table's row, each given as (component, property), chooses its head."""
     app.clientside_callback(
         ClientsideFunction("choose", "head"),
-        Output("layer", "value", allow_duplicate=True),
-        Output("head", "value", allow_duplicate=True),
+        CHOSEN,
         *(Input(*source) for source in sources),
     )
 

@@ -81,7 +81,7 @@ class Services:
         def work(job: Job) -> Any:
             model = self.models.get(model_name, job)
             with self.models.computing(model, job), stoppable(model, job):
-                before = partial(weigh, job, str(model.cfg.device))
+                before = partial(weigh, job, str(model.cfg.device), recipe.to_take_less)
                 return recipe.run(model, view, self.text(view, recipe), job.report, self.memory_of(model_name), before)
 
         return Task(recipe.key(view), recipe.title, work, optional)

@@ -16,8 +16,7 @@ from workbench.app.estimates import AsksFirst
 from workbench.app.jobs import Job
 from workbench.app.layout import model_description, page_content
 from workbench.app.messages import error_message
-from workbench.app.recipes import HEAD_STATISTICS
-from workbench.app.selection import first_head
+from workbench.app.selection import CHOSEN
 from workbench.app.services import Services
 from workbench.app.state import View, from_query, to_query, typed_model
 from workbench.errors import WorkbenchError
@@ -79,7 +78,7 @@ def _register_view(app: Dash, services: Services) -> None:
         ClientsideFunction("view", "amend"),
         *told,
         Output("again", "data"),
-        *(Input(name, "data") for name in ("address", "input", "correction", "chosen-page")),
+        *(Input(name, "data") for name in ("address", "input", "correction", "chosen")),
         State("fields", "data"),
     )
     for controls in BY_PAGE.values():
@@ -93,7 +92,7 @@ def _register_pages(app: Dash, services: Services) -> None:
     """Which page is open. The components of a page come when it is first opened."""
     app.clientside_callback(
         ClientsideFunction("view", "go"),
-        Output("chosen-page", "data"),
+        CHOSEN,
         *(Input(f"go-{page.NAME}", "n_clicks") for page in registry.PAGES),
         Input("open-pattern", "n_clicks"),
     )
@@ -155,15 +154,13 @@ def _register_jobs(app: Dash, services: Services) -> None:
         if problems:
             return *stopped(message("error", "This cannot be shown", "\n".join(problems))), *(no_update,) * 4
         if (found := corrections.needed(services, view)) is not None:
-            set_props("correction", {"data": {"of": query} | found.fields})
-            set_props("notice", {"children": found.notice})
+            correct(query, found)
             return *stopped([]), *(no_update,) * 4
         agreed = "run-it.n_clicks" in ctx.triggered_prop_ids
         is_anew = agreed or "again.data" in ctx.triggered_prop_ids
         progress = progress_of(services, view, session, ready, again=is_anew, agreed=agreed)
-        if not view.has_head and (scores := services.jobs.result(HEAD_STATISTICS.key(view))) is not None:
-            layer, head = first_head(scores)
-            set_props("correction", {"data": {"of": query, "layer": layer, "head": head}})
+        if (found := corrections.by_results(services, view)) is not None:
+            correct(query, found)
         return *progress, *shown_facts(services, view)
 
     # The page asks again a moment after each answer: a fixed interval would drop answers that take longer than it.
@@ -283,6 +280,13 @@ def facts(cfg: Any, provenance: Any) -> list[Any]:
         html.Div([html.Strong(provenance.model_name), sizes]),
         html.Div(f"{provenance.weights} · {provenance.bos}", className="context-weights", title=provenance.weights),
     ]
+
+
+def correct(query: str, found: corrections.Correction) -> None:
+    """Tells the browser what becomes of the view in this address."""
+    set_props("correction", {"data": {"of": query} | found.fields})
+    if found.notice is not no_update:
+        set_props("notice", {"children": found.notice})
 
 
 def show_error(error: Exception) -> None:

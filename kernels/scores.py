@@ -101,5 +101,9 @@ def real_entries(x: Tensor, padding: Tensor | None) -> Tensor:
 def all_finite(q: Tensor, k: Tensor, rule: ScoreRule) -> bool:
     """Whether no query and no key, padding aside, holds NaN or infinity; both must hold something."""
     pairs = (q, rule.mask.query_padding), (k, rule.mask.key_padding)
-    extremes = [extreme for x, padding in pairs for extreme in real_entries(x.detach(), padding).aminmax()]
-    return bool(torch.stack(extremes).isfinite().all())  # NaN anywhere is the minimum and the maximum
+    entries = [real_entries(x.detach(), padding) for x, padding in pairs]
+    sums = [x.sum(dtype=working_dtype(x)) for x in entries]
+    if bool(torch.stack(sums).isfinite().all()):  # NaN or infinity anywhere would be in the sum, which is fast
+        return True
+    extremes = [extreme for x in entries for extreme in x.aminmax()]  # large finite numbers may overflow a sum
+    return bool(torch.stack(extremes).isfinite().all())

@@ -55,6 +55,11 @@ class RunPositions:
 class _KnowsPositions(BaseHookPoint):
     run = RunPositions()
 
+    def remove_hooks(self, *args: Any, **kwargs: Any) -> None:
+        """As in TransformerLens, which takes milliseconds to clear a model's thousand points that have no hooks."""
+        if self.has_hooks():
+            super().remove_hooks(*args, **kwargs)
+
     @property
     def position_ids(self) -> Tensor | None:
         """The absolute positions int64 [batch, pos] of the tokens in the pos or query axis, while a model runs."""

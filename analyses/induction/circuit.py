@@ -207,6 +207,7 @@ class _Pairs:
         label = match_labels(self.batch.tokens, "induction", key_padding=self.batch.real)
         self.request = StatisticsRequest(match={"targets": label})  # by a name that a run from a residual takes
         self.counts = earlier_occurrences(self.batch).n_targets > 0  # [sequence, pos]
+        self.streams: dict[int, torch.Tensor] = {}  # layer → [sequence, pos, d_model]
 
     def effects(self, has_pattern: np.ndarray, progress: Progress) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Name → mean and standard error over sequences, [receiver, feeder] each, or [feeder]."""
@@ -247,13 +248,20 @@ class _Pairs:
             "all_keys_loss_effect": mean_and_error(all_keys),
         }
 
+    def _entering(self, layer: int) -> torch.Tensor:
+        """The residual stream before the hooks on it that a run from this layer passes."""
+        if layer not in self.streams:
+            self.streams[layer] = self.model(self.batch.tokens, stop_at_layer=layer)
+        return self.streams[layer]
+
     @torch.no_grad()
     def _prefix_matching(self, edits: Intervention, heads: Sequence[Head]) -> np.ndarray:
         """Of these heads in each sequence, [sequence, head]; restarted at the first layer that matters."""
         first = min(edits.first_layer(self.model.cfg.n_layers), *(layer for layer, _ in heads))
+        stream = self._entering(first)
         with self.model.hooks(fwd_hooks=list(edits.edits.items())):
             _, found = self.model.run_with_statistics(
-                self.run.values[f"blocks.{first}.hook_resid_pre"], self.request, return_type=None,
+                stream, self.request, return_type=None,
                 start_at_layer=first, stop_at_layer=max(layer for layer, _ in heads) + 1,
             )  # fmt: skip
         mass = found["match_mass"]["targets"]  # [layer, sequence, head, query]

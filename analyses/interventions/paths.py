@@ -65,7 +65,8 @@ class CleanRun:
 
         Every other head and every MLP between the sender and its receivers writes what it wrote; what comes after a
         receiver is computed anew. The norms on the path, the final one among them, are computed anew as well. With
-        "logits" nothing but the direct path changes, so that its effect is the sender's *direct effect*.
+        "logits" nothing but the direct path changes, so that its effect is the sender's *direct effect*. Hooks of one's
+        own on the stream are taken to add to it, the same whatever it holds.
 
         Args:
             value: as in ``replace_head``.

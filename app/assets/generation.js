@@ -9,7 +9,7 @@
 
   function goTo(step) {
     current = within(step); // at once: the next key may come before the field is told
-    window.dash_clientside.set_props("step", { value: current });
+    window.dash_clientside.set_props("chosen", { data: { step: current } });
   }
 
   document.addEventListener("click", function (event) {
@@ -46,7 +46,7 @@
         }[callback_context.triggered_id];
         if (!Number.isInteger(to) || within(to) === current) return [no_update, no_update];
         current = within(to);
-        return [current, current];
+        return [{ step: current }, current];
       },
     },
   });

@@ -230,7 +230,7 @@
         const { no_update, callback_context } = window.dash_clientside;
         const clicked = event && event.points && event.points[0] && event.points[0].customdata;
         const head = callback_context.triggered_id === "opened-head" ? opened : clicked && clicked[0];
-        return show === "layer" && Number.isInteger(head) && head >= 0 ? [head, "head"] : [no_update, no_update];
+        return show === "layer" && Number.isInteger(head) && head >= 0 ? { head, show: "head" } : no_update;
       },
       isByTokens: (show) => show === "layer", // always, there
     },

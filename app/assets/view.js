@@ -31,10 +31,22 @@
 
   const isThere = ({ page }) => !page || mounted.includes(page);
 
+  // A box waits for a pause in typing before it reports what is in it. It reports what was put there by others too, and
+  // that may be late: after something else was put there. So a report counts only if someone has been at the box.
+  const touched = new Set(); // boxes that someone has been at since something was put there
+  const boxAt = (part) => part && part.closest && part.closest(".typed");
+  const isEcho = ({ id }) => boxAt(document.getElementById(id)) && !touched.has(id);
+
+  for (const kind of ["input", "keydown", "pointerdown"]) {
+    const touch = ({ target }) => boxAt(target) && touched.add(boxAt(target).querySelector("input").id);
+    document.addEventListener(kind, touch, true);
+  }
+
   // Puts the values of some fields into the controls that hold them.
   function setControls(some) {
     for (const { field, id, property } of some.filter((held) => held.id && isThere(held))) {
       const value = view[field] === null && property === "value" ? "" : view[field];
+      touched.delete(id);
       window.dash_clientside.set_props(id, { [property]: value });
     }
   }
@@ -61,12 +73,16 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     view: {
-      // What controls hold.
+      // What controls report.
       collect: function () {
         for (const { prop_id, value } of window.dash_clientside.callback_context.triggered) {
           const held = fields.find(({ id, property }) => `${id}.${property}` === prop_id);
           if (!held || !isThere(held)) continue; // a page that is just being inserted is not newer than the view
           if (!held.page && value === "") continue; // a head is chosen always; who empties its field is about to type
+          if (isEcho(held)) {
+            if (written(value) !== written(view[held.field])) setControls([held]);
+            continue;
+          }
           const isNumber = typeof held.initial === "number" && value !== "" && value !== null; // "1." while it is typed
           view[held.field] = isNumber && Number.isFinite(Number(value)) ? Number(value) : value;
         }

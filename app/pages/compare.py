@@ -6,7 +6,7 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html, set_props
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
 
 from workbench.analyses.labels import HEAD_SCORES, number_or_dash
@@ -23,7 +23,7 @@ from workbench.app.components import (
 )
 from workbench.app.jobs import Task
 from workbench.app.recipes import Recipe, Shown, chosen_head
-from workbench.app.selection import LAYER_HEIGHT, choose_on_click
+from workbench.app.selection import CHOSEN, LAYER_HEIGHT, choose_on_click
 from workbench.app.services import Services, when_drawn
 from workbench.app.sides import head_of_b, heads_of, is_shuffled, other_of, patterns_of
 from workbench.app.state import View, typed_model
@@ -223,10 +223,6 @@ def register(app: Dash, services: Services) -> None:
         view = services.view_on(NAME, query)
         result = services.result(view, heads_of(view))
         losses = [services.jobs.result(recipe.key(view)) for recipe in (LOSS, other_of(LOSS, view))]
-        if (nearest := missing_head(services, view)) is not None:
-            set_props("other-layer", {"value": nearest[0]})
-            set_props("other-head", {"value": nearest[1]})
-            set_props("notice", {"children": no_such_head(view, nearest)})
         return facts_table(result, view, losses), what_b_is(view)
 
 
@@ -262,7 +258,7 @@ def _register_choice(app: Dash, services: Services) -> None:
 
     app.clientside_callback(
         ClientsideFunction("choose", "oneOfTwoHeads"),
-        *(Output(field, "value", allow_duplicate=True) for field in ("layer", "head", "other-layer", "other-head")),
+        CHOSEN,
         Input("compare-maps", "clickData"),
     )
     choose_on_click(app, ("compare-change", "clickData"), ("compare-scatter", "clickData"))

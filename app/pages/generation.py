@@ -10,11 +10,11 @@ import numpy as np
 from dash import ClientsideFunction, Dash, Input, Output, html
 
 from workbench.analyses.labels import GENERATION_SCORES
-from workbench.app.components import about_score, card, graph, number, on_card, select, tiles
+from workbench.app.components import about_score, card, graph, number, on_card, select, tiles, typed_field
 from workbench.app.jobs import Task
 from workbench.app.pages.pattern import visible
 from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, chosen_head
-from workbench.app.selection import LAYER_HEIGHT, choose_on_click
+from workbench.app.selection import CHOSEN, LAYER_HEIGHT, choose_on_click
 from workbench.app.services import Services, when_drawn
 from workbench.app.state import MOST_NEW, MOST_TEMPERATURE, View
 
@@ -151,7 +151,7 @@ def _temperature(value: float) -> html.Label:
         w=84,
         **{"aria-label": "Temperature"},
     )
-    return html.Label([html.Span("Temperature", className="inline-label"), field], className="inline-field")
+    return typed_field("Temperature", field)
 
 
 def generation(view: View) -> Recipe:
@@ -245,7 +245,7 @@ def register(app: Dash, services: Services) -> None:
 
     app.clientside_callback(
         ClientsideFunction("generation", "chooseStep"),
-        Output("step", "value", allow_duplicate=True),
+        CHOSEN,
         Output("step-slider", "value"),
         Input("step", "value"),
         Input("step-slider", "value"),

@@ -226,7 +226,7 @@ def numbers_that_matter(result: Any) -> html.Div:
         ("Even attention would give", f"{float(result['uniform_prefix_matching']):.2f}", "the score of no pattern"),
         ("Loss at first sight", f"{losses[0]:.2f}", "nats per token"),
         ("Loss at the repetition", f"{losses[1]:.2f}", "nats per token"),
-        ("Pass the test", f"{passed} of {len(tested)}" if tested else "–", kinds or "heads with the pattern"),
+        ("Tested heads that pass", f"{passed} of {len(tested)}" if tested else "–", kinds or "heads with the pattern"),
     )
 
 

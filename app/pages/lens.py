@@ -8,12 +8,21 @@ import dash_mantine_components as dmc
 import numpy as np
 from dash import ClientsideFunction, Dash, Input, Output, html
 
-from workbench.app.components import card, empty_figure, graph, number, on_card, plain_table, tiles
+from workbench.app.components import (
+    card,
+    empty_figure,
+    graph,
+    number,
+    on_card,
+    plain_table,
+    tiles,
+    typed_field,
+)
 from workbench.app.jobs import Task
 from workbench.app.messages import error_message
 from workbench.app.pages.pattern import visible
 from workbench.app.recipes import Recipe, Shown, chosen_head
-from workbench.app.selection import LAYER_HEIGHT, choose_on_click
+from workbench.app.selection import CHOSEN, LAYER_HEIGHT, choose_on_click
 from workbench.app.services import Services, when_drawn
 from workbench.app.state import MAX_WORD, View
 
@@ -105,7 +114,7 @@ def _word(id: str, label: str, value: str) -> html.Label:
         spellCheck=False,
         **{"aria-label": label},
     )
-    return html.Label([html.Span(label, className="inline-label"), field], className="inline-field")
+    return typed_field(label, field)
 
 
 LENS = Recipe("logit_lens", "Logit lens")
@@ -202,8 +211,8 @@ def register(app: Dash, services: Services) -> None:
     choose_on_click(app, ("direct-map", "clickData"), ("direct-parts", "clickData"))
 
     app.clientside_callback(
-        ClientsideFunction("choose", "position"),
-        Output("lens-position", "value", allow_duplicate=True),
+        ClientsideFunction("choose", "lens_position"),
+        CHOSEN,
         Input("lens-map", "clickData"),
     )
 

@@ -15,6 +15,7 @@ from workbench.analyses.figures import show_controls
 from workbench.app.components import card, graph, number, on_card, select
 from workbench.app.jobs import Task
 from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, pattern_of
+from workbench.app.selection import CHOSEN
 from workbench.app.services import Services, when_drawn
 from workbench.app.state import Span, View
 from workbench.errors import WorkbenchError
@@ -232,8 +233,7 @@ def register(app: Dash, services: Services) -> None:
 
     app.clientside_callback(
         ClientsideFunction("pattern", "openHead"),
-        Output("head", "value", allow_duplicate=True),
-        Output("show", "value", allow_duplicate=True),
+        CHOSEN,
         Input("pattern-map", "clickData"),
         Input("opened-head", "data"),
         State("show", "value"),

@@ -13,6 +13,7 @@ from workbench.app.jobs import Task
 from workbench.app.pages.heads import preview_of
 from workbench.app.pages.pattern import resolution, visible
 from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown
+from workbench.app.selection import CHOSEN
 from workbench.app.services import Services, when_drawn
 from workbench.app.state import LONGEST_NAME, MOST_OFF, View
 from workbench.errors import WorkbenchError
@@ -178,7 +179,7 @@ def register(app: Dash, services: Services) -> None:
 
     app.clientside_callback(
         ClientsideFunction("choose", "position"),
-        Output("position", "value", allow_duplicate=True),
+        CHOSEN,
         Input("off-text", "clickData"),
     )
 

@@ -31,7 +31,7 @@ def two_models(tiny: HookedTransformer, serve: Callable[[ModelStore], Any]) -> I
     )  # fmt: skip
     small = HookedTransformer(cfg, tiny.tokenizer).eval()
 
-    def load(source: str, job: Job) -> HookedTransformer:
+    def load(source: str, job: Job, make_room: Callable[[], None]) -> HookedTransformer:
         return small if source == "small" else tiny
 
     with serve(ModelStore(load=load)) as address:
@@ -41,6 +41,7 @@ def two_models(tiny: HookedTransformer, serve: Callable[[ModelStore], Any]) -> I
 def test_the_view_beside_another_text_another_head_and_another_model(two_models: str, watched: Open) -> None:
     page = watched()
     page.goto(two_models.format(page="compare"))
+    page.drawn("compare-maps")
     page.drawn("compare-patterns")  # without a choice, the same words in another order
     assert "in another order" in page.text_content("#compare-what")
     texts = page.locator("#compare-facts tr", has_text="Text").locator("td").all_text_contents()

@@ -79,7 +79,7 @@ def test_what_is_changed_and_not_analysed_is_said_beside_the_button_and_the_figu
 def test_the_list_of_models_closes_on_enter_and_a_pick_is_analysed(
     tiny: HookedTransformer, watched: Open, serve: Serve
 ) -> None:
-    with serve(ModelStore(load=lambda source, job: tiny)) as address:
+    with serve(ModelStore(load=lambda source, job, make_room: tiny)) as address:
         page = watched()
         page.goto(address)
         page.drawn("heads-map")
@@ -175,7 +175,7 @@ def test_odd_texts_are_analysed_as_text_or_refused_in_words(text: str, watched: 
 
 
 def test_eight_tabs_at_once_all_draw(tiny: HookedTransformer, watched: Open, serve: Serve) -> None:
-    with serve(ModelStore(load=lambda source, job: tiny)) as address:
+    with serve(ModelStore(load=lambda source, job, make_room: tiny)) as address:
         first = watched()
         first.goto(address + "?v=1&page=heads&model=tiny&text=a%20b%20a%20b&layer=0&head=0")
         tabs = [first, *(first.context.new_page() for _ in range(7))]
@@ -193,7 +193,7 @@ def test_a_server_that_stops_and_one_that_was_restarted_are_told_and_a_reload_me
     port = listener.getsockname()[1]
 
     def start() -> Any:
-        models = ModelStore(load=lambda source, job: tiny)
+        models = ModelStore(load=lambda source, job, make_room: tiny)
         app = create_app(models=models).server
         server = make_server("127.0.0.1", port, app, threaded=True, request_handler=QuietHandler, fd=listener.fileno())
         threading.Thread(target=server.serve_forever, daemon=True).start()

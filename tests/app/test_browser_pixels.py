@@ -100,7 +100,7 @@ def test_a_stripe_and_a_sink_are_in_every_row_of_the_screen(
 ) -> None:
     words = ["a", "b", "c", "d", "%{x}", "e", "f"]
     page = watched()
-    with serve(ModelStore(load=lambda source, job: model)) as address:
+    with serve(ModelStore(load=lambda source, job, make_room: model)) as address:
         page.goto(address + "?v=1&page=pattern&model=made&text=a%20b&layer=0&head=0")
         page.drawn("pattern-map")
         page.fill("#text", " ".join(words[place % 7] for place in range(max(LENGTHS) - 1)))

@@ -79,7 +79,7 @@ def test_errors_progress_and_cancel_are_in_sight_of_a_scrolled_page(slow: Any, w
 
 
 def test_what_breaks_inside_is_told_too(watched: Open, serve: Serve) -> None:
-    def load(source: str, job: Job) -> Any:
+    def load(source: str, job: Job, make_room: Callable[[], None]) -> Any:
         raise KeyError("a bug of ours")
 
     with serve(ModelStore(load=load)) as address:
@@ -96,7 +96,7 @@ def slow(tiny: HookedTransformer, serve: Serve) -> Iterator[tuple[str, list[str]
     loads: list[str] = []
     let_go = threading.Event()
 
-    def load(source: str, job: Job) -> HookedTransformer:
+    def load(source: str, job: Job, make_room: Callable[[], None]) -> HookedTransformer:
         loads.append(source)
         while not let_go.wait(0.02):
             job.report(0.4, "Downloading a large model")
@@ -165,7 +165,7 @@ def test_many_clicks_and_two_users_start_one_job_and_do_not_disturb_each_other(s
 
 def test_markup_in_tokens_stays_text(tiny: HookedTransformer, watched: Open, serve: Serve) -> None:
     text = "a <script>alert(1)</script> b %{x} a <script>alert(1)</script> b"
-    with serve(ModelStore(load=lambda source, job: tiny)) as address:
+    with serve(ModelStore(load=lambda source, job, make_room: tiny)) as address:
         page = watched()
         page.on("dialog", lambda dialog: pytest.fail("a token was run as a script"))
         page.goto(address + f"?v=1&page=pattern&model=tiny&layer=0&head=0&text={quote(text)}")

@@ -113,6 +113,31 @@ def test_what_is_corrected_is_no_step(watched: Open, dashboard: str) -> None:
     page.wait_for_view(page="lens", layer="1")
 
 
+def test_a_place_beyond_the_last_becomes_the_last(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, page="generation", layer=1, head=1, new=4, step=9)
+    page.wait_for_view(step="3")
+    page.wait_for_selector("#step-title >> text=/^Step 3 of 4/")
+    page.open(dashboard, page="lens", layer=1, head=1, text="Mara met Mara.", **{"depth-of": 999})
+    page.wait_for_selector("#lens-title >> text=/^After token [0-9] /")
+    last = page.text_content("#lens-title").split()[2]
+    page.wait_for_view(**{"depth-of": last})
+
+
+def test_a_box_that_nobody_has_been_at_chooses_nothing(watched: Open, dashboard: str) -> None:
+    """A box that is filled twice within its wait may report what it held first."""
+    page = watched()
+    page.open(dashboard, layer=3, head=3)
+    page.drawn("heads-pattern")
+    page.wait_for_timeout(600)  # longer than the wait
+    page.evaluate("window.dash_clientside.set_props('layer', { value: 1 })")
+    page.wait_for_timeout(900)
+    assert page.input_value("#layer") == page.view()["layer"] == "3"
+    page.fill("#layer", "1")
+    page.wait_for_selector("#heads-pattern-title >> text=Pattern of L1H3")
+    page.wait_for_view(layer="1")
+
+
 def test_an_emptied_field_of_the_head_waits_and_an_empty_model_is_told(watched: Open, dashboard: str) -> None:
     page = watched()
     page.open(dashboard, layer=3, head=3)
@@ -176,7 +201,7 @@ CHOSEN = """
     window.dash_clientside.callback_context = context;
     const { no_update } = window.dash_clientside;
     const found = window.dash_clientside.choose[what](event);
-    return JSON.stringify(found, (_, value) => (value === no_update ? null : value));
+    return found === no_update ? null : found;
 }
 """
 
@@ -186,26 +211,25 @@ def test_a_click_names_a_head_or_a_place_or_nothing(watched: Open, dashboard: st
     page.open(dashboard)
     page.drawn("heads-map")
 
-    def chosen(what: str, event: Any) -> str:
+    def chosen(what: str, event: Any) -> dict | None:
         return page.evaluate(CHOSEN, [what, event])
 
     map_cell, point = {"x": 5, "y": 3}, {"x": 0.2, "y": 0.9, "customdata": "L12H7"}
-    assert chosen("head", {"points": [map_cell]}) == "[3,5]"
-    assert chosen("head", {"points": [point]}) == "[12,7]"
-    assert chosen("head", {"rowId": "L4H11", "colId": "entropy"}) == "[4,11]"
+    assert chosen("head", {"points": [map_cell]}) == {"layer": 3, "head": 5}
+    assert chosen("head", {"points": [point]}) == {"layer": 12, "head": 7}
+    assert chosen("head", {"rowId": "L4H11", "colId": "entropy"}) == {"layer": 4, "head": 11}
     of_the_second = {"points": [map_cell | {"curveNumber": 1}]}
-    assert chosen("oneOfTwoHeads", {"points": [map_cell | {"curveNumber": 0}]}) == "[3,5,null,null]"
-    assert chosen("oneOfTwoHeads", of_the_second) == "[null,null,3,5]"
-    assert chosen("position", {"points": [{"x": 7, "y": 0.5}]}) == "7"
-    assert chosen("position", {"points": [{"x": "Mara 12", "y": "2"}]}) == "12"
-    assert chosen("position", {"points": [{"x": 0, "y": 1}]}) == "0"
+    assert chosen("oneOfTwoHeads", {"points": [map_cell | {"curveNumber": 0}]}) == {"layer": 3, "head": 5}
+    assert chosen("oneOfTwoHeads", of_the_second) == {"other_layer": 3, "other_head": 5}
+    assert chosen("position", {"points": [{"x": 7, "y": 0.5}]}) == {"position": 7}
+    assert chosen("lens_position", {"points": [{"x": "Mara 12", "y": "2"}]}) == {"lens_position": 12}
+    assert chosen("position", {"points": [{"x": 0, "y": 1}]}) == {"position": 0}
     beside = [
         None, {}, {"points": []}, {"points": 5}, {"points": [5]}, {"points": [{"x": [], "y": {}}]},
         {"points": [{"x": "the", "y": "cat"}]}, {"rowId": "nonsense"}, {"points": [{"x": None, "y": None}]},
         {"points": [{"x": 1.5, "y": "M2", "customdata": "M2"}]},
     ]  # fmt: skip
     for event in beside:
-        assert chosen("head", event) == "[null,null]"
-        assert chosen("oneOfTwoHeads", event) == "[null,null,null,null]"
+        assert chosen("head", event) is chosen("oneOfTwoHeads", event) is None
     for event in beside[:-1]:
-        assert chosen("position", event) == "null"
+        assert chosen("position", event) is None

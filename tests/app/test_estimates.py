@@ -21,7 +21,7 @@ TINY = View(model="tiny", text="a b c a b", page="lens")
 
 @pytest.fixture
 def services(tiny: HookedTransformer) -> Services:
-    return Services(ModelStore(load=lambda source, job: tiny), TINY, {})
+    return Services(ModelStore(load=lambda source, job, make_room: tiny), TINY, {})
 
 
 def until_settled(services: Services, **how: bool) -> tuple:
@@ -63,11 +63,11 @@ def test_two_clicks_on_run_it_start_one_job(services: Services, monkeypatch: pyt
 
 def test_short_work_says_what_it_takes_and_does_not_ask(tiny: HookedTransformer) -> None:
     job = Job(Task("key", "Logit lens", lambda job: None))
-    estimates.weigh(job, "cpu", core.Estimate(n_bytes=2.5e6, calls=3000))
+    estimates.weigh(job, "cpu", "shorten the text", core.Estimate(n_bytes=2.5e6, calls=3000))
     assert job.expected == "about 3 s, 2.5 MB"
-    estimates.weigh(job, "cpu", None)  # of an analysis of which nothing is known
+    estimates.weigh(job, "cpu", "shorten the text", None)  # of an analysis of which nothing is known
     with pytest.raises(AsksFirst, match="Logit lens will take about less than 1 s and 1,000,000 GB of memory"):
-        estimates.weigh(job, "cpu", core.Estimate(n_bytes=1e15))
+        estimates.weigh(job, "cpu", "shorten the text", core.Estimate(n_bytes=1e15))
 
 
 @pytest.mark.parametrize(("free", "said"), [(6e6, "are free. Load"), (3e6, "are free, so it does not fit. Load")])
@@ -79,9 +79,9 @@ def test_a_model_that_would_fill_the_memory_asks_before_it_is_loaded(
     with pytest.raises(
         AsksFirst, match=f"The weights of demo take 4.1 MB of memory, of which {free / 1e6:.1f} MB {said}"
     ):
-        models.load_model("demo", job)
+        models.load_model("demo", job, lambda: None)
     job.agreed = True
-    assert models.load_model("demo", job).cfg.model_name == "demo"
+    assert models.load_model("demo", job, lambda: None).cfg.model_name == "demo"
 
 
 def test_the_command_line_says_so_of_a_model_that_does_not_fit(

@@ -40,7 +40,9 @@ TEXT = "a b c a b c d e <script>alert(1)</script> a b %{x} d e f a b c"
 def services(tiny: HookedTransformer) -> Services:
     """Of which the pages "heads" and "what-if" are computed."""
     services = Services(
-        ModelStore(load=lambda source, job: tiny), View(model="tiny", text=TEXT, layer=1, head=2, off=("L0H1",)), {}
+        ModelStore(load=lambda source, job, make_room: tiny),
+        View(model="tiny", text=TEXT, layer=1, head=2, off=("L0H1",)),
+        {},
     )
     for page in ("heads", "pattern", "what-if"):
         view = dataclasses.replace(services.default, page=page)

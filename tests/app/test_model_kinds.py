@@ -61,7 +61,7 @@ def services_on(kind: str) -> Services:
     )  # fmt: skip
     make = HookedTransformer if cfg.n_encoder_layers is None else HookedEncoderDecoder
     model = make(cfg, tokenizer(kind.startswith("encoder"))).eval()
-    return Services(ModelStore(load=lambda source, job: model), View(model=kind, text=TEXT), {})
+    return Services(ModelStore(load=lambda source, job, make_room: model), View(model=kind, text=TEXT), {})
 
 
 @pytest.mark.parametrize("page", registry.BY_NAME)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ def job() -> Job:
 def test_a_model_is_loaded_once_however_many_ask() -> None:
     loads: list[str] = []
 
-    def load(source: str, job: Job) -> object:
+    def load(source: str, job: Job, make_room: Callable[[], None]) -> object:
         loads.append(source)
         threading.Event().wait(0.05)
         return object()
@@ -35,9 +36,21 @@ def test_a_model_is_loaded_once_however_many_ask() -> None:
 
 def test_room_is_made_before_another_model_is_loaded() -> None:
     held: list[int] = []
-    store = ModelStore(capacity=2, load=lambda source, job: held.append(len(store._models)) or source)
-    for source in ("one", "two", "one", "three"):
+
+    def load(source: str, job: Job, make_room: Callable[[], None]) -> str:
+        if source == "mistyped":
+            raise OSError("there is no such model")
+        make_room()
+        held.append(len(store._models))
+        return source
+
+    store = ModelStore(capacity=2, load=load)
+    for source in ("one", "two", "one"):
         store.get(source, job())
+    with pytest.raises(OSError, match="no such model"):
+        store.get("mistyped", job())
+    assert store.loaded("one") and store.loaded("two")  # nothing had to go for what there is not
+    store.get("three", job())
     assert held == [0, 1, 1]
     assert store.loaded("one") and store.loaded("three") and store.loaded("two") is None
 
@@ -45,7 +58,7 @@ def test_room_is_made_before_another_model_is_loaded() -> None:
 def test_a_model_that_fails_to_load_can_be_tried_again() -> None:
     outcomes = iter([OSError("gone"), "model"])
 
-    def load(source: str, job: Job) -> object:
+    def load(source: str, job: Job, make_room: Callable[[], None]) -> object:
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome

@@ -43,7 +43,9 @@ TEXT = "a b c a b c d e <script>alert(1)</script> a b %{x} d e f a b c"
 @pytest.fixture
 def services(tiny: HookedTransformer) -> Services:
     return Services(
-        ModelStore(load=lambda source, job: tiny), View(model="tiny", text=TEXT), {"demo": "the bundled model"}
+        ModelStore(load=lambda source, job, make_room: tiny),
+        View(model="tiny", text=TEXT),
+        {"demo": "the bundled model"},
     )
 
 
@@ -77,7 +79,7 @@ def test_every_page_draws_its_results_in_both_themes(page: str, services: Servic
 
 def test_attribution_names_the_heads_that_ablation_finds() -> None:
     model = HookedTransformer.from_pretrained("demo")
-    services = Services(ModelStore(load=lambda source, job: model), View(), {})
+    services = Services(ModelStore(load=lambda source, job, make_room: model), View(), {})
     result, tokens = finish(services, dataclasses.replace(services.default, page="attribution"))
     heads_of = attribution.named_heads(result)
     for layer, head in result.heads("attended, decisive")[:6]:
@@ -91,7 +93,7 @@ def test_attribution_names_the_heads_that_ablation_finds() -> None:
 
 def test_own_prompts_without_foils_are_scored_by_their_log_probability() -> None:
     model = HookedTransformer.from_pretrained("demo")
-    services = Services(ModelStore(load=lambda source, job: model), View(), {})
+    services = Services(ModelStore(load=lambda source, job, make_room: model), View(), {})
     example = parse_prompts(model, attribution.EXAMPLE)
     assert example.foil is not None and example.corrupted is not None  # what the empty field shows can be used
     written = services.texts.put('{"prompt": "The capital of Veld is", "target": " Talvik"}')
@@ -338,7 +340,7 @@ def test_heads_that_were_not_tested_do_not_fail_the_test(
 ) -> None:
     found = found_heads(tiny, [*verdicts, "control"], [0.0])
     tile = induction.numbers_that_matter(found).children[-1]
-    assert [part.children for part in tile.children] == ["Pass the test", passed, which]
+    assert [part.children for part in tile.children] == ["Tested heads that pass", passed, which]
 
 
 def test_a_map_is_as_high_as_its_layers_need() -> None:

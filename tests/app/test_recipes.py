@@ -40,7 +40,7 @@ def demo() -> HookedTransformer:
 def services(demo: HookedTransformer) -> Services:
     chosen = {"layer": 2, "head": 3, "queries": (2, 9), "off": ("L1H1", "L0:>0"), "asked": QUICK}
     default = View(text=TEXT, length=8, sequences=2, new_tokens=3, **chosen)
-    return Services(ModelStore(load=lambda source, job: demo), default, {})
+    return Services(ModelStore(load=lambda source, job, make_room: demo), default, {})
 
 
 def computed(services: Services, view: View) -> None:
@@ -171,7 +171,7 @@ def test_every_figure_of_every_page_can_be_exported() -> None:
 
 
 def test_the_notebook_runs_from_top_to_bottom(demo: HookedTransformer) -> None:
-    services = Services(ModelStore(load=lambda source, job: demo), View(text=HOSTILE, max_tokens=20), {})
+    services = Services(ModelStore(load=lambda source, job, make_room: demo), View(text=HOSTILE, max_tokens=20), {})
     with pytest.raises(WorkbenchError, match="nothing is computed yet"):
         notebook(services, services.default)
     view = dataclasses.replace(services.default, layer=2, head=3, off=("L1H1",))

@@ -149,7 +149,7 @@ EVENTS = ("points", "xaxis3.range[0]", "xaxis3.range[1]", "xaxis3.autorange", "m
 def test_values_of_the_right_type_that_make_no_sense_break_nothing(
     tiny: HookedTransformer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = create_app(model="tiny", models=ModelStore(load=lambda source, job: tiny))
+    app = create_app(model="tiny", models=ModelStore(load=lambda source, job, make_room: tiny))
     client, chance = app.server.test_client(), random.Random(0)
     client.get("/", headers=HERE)
 

@@ -29,7 +29,9 @@ TEXT = "a b c a b c d e <script>alert(1)</script> a b %{x} d e f a b c"
 @pytest.fixture
 def services(tiny: HookedTransformer) -> Services:
     return Services(
-        ModelStore(load=lambda source, job: tiny), View(model="tiny", text=TEXT), {"demo": "the bundled model"}
+        ModelStore(load=lambda source, job, make_room: tiny),
+        View(model="tiny", text=TEXT),
+        {"demo": "the bundled model"},
     )
 
 

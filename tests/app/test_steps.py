@@ -22,7 +22,9 @@ TEXT = "a b c a b c d e <script>alert(1)</script> a b %{x} d e f a b c"
 
 @pytest.fixture
 def services(tiny: HookedTransformer) -> Services:
-    return Services(ModelStore(load=lambda source, job: tiny), View(model="tiny", text=TEXT, layer=1, head=2), {})
+    return Services(
+        ModelStore(load=lambda source, job, make_room: tiny), View(model="tiny", text=TEXT, layer=1, head=2), {}
+    )
 
 
 def finish(services: Services, view: View) -> list[Any]:

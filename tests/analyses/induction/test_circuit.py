@@ -50,10 +50,16 @@ def test_the_figure_joins_who_feeds_whom(found: InductionCircuit, tmp_path: Any)
     assert fed[0].line.width > 10 * max(line.line.width for line in lines if line is not fed[0])
 
 
-@pytest.mark.parametrize("spacing", ["fixed", "random gaps"])
+@pytest.mark.parametrize(("spacing", "steered"), [("fixed", False), ("random gaps", False), ("fixed", True)])
 @torch.no_grad()
-def test_every_effect_is_that_of_whole_runs(random_model: HookedTransformer, spacing: Any) -> None:
+def test_every_effect_is_that_of_whole_runs(random_model: HookedTransformer, spacing: Any, steered: bool) -> None:
     model = copy.deepcopy(random_model).double()
+    if steered:  # by hooks that are there already, which act once in every run
+        for layer in range(3):
+            model.add_hook(
+                f"blocks.{layer}.hook_resid_pre",
+                lambda stream, hook: stream + torch.arange(stream.shape[1])[:, None] % 2,
+            )
     kind: dict[str, Any] = {"length": 10, "n_sequences": 3, "spacing": spacing}
     found = induction_circuit(model, **kind, n_receivers=3, n_feeders=2)
     assert set(found["verdict"].flat) <= {"no pattern", "control", "not earlier"}  # of random weights nothing is said
