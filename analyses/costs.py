@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from workbench.analyses.interventions.metrics import ROWS_PER_UNEMBEDDING
 from workbench.analyses.running import TOKENS_PER_RUN
 from workbench.estimates import Estimate, estimate_run
 
-LENS_COPIES, WHAT_IF_COPIES = 15, 6  # of a distribution in float64, at a time
+LENS_COPIES, WHAT_IF_COPIES, STEP_COPIES = 15, 6, 6  # of a distribution in float64, at a time
 ABLATIONS_PER_HEAD = 9  # interventions that induction_heads makes on a candidate and its control
 SWEEP = 0.5  # of a run: an intervention on a layer repeats only the layers from there on
 GRADIENT = 3.0  # runs: forward, and back through activations and weights
@@ -105,41 +106,49 @@ def _induction_circuit(cfg: Any, size: Size, arguments: tuple, options: Mapping[
     n_sequences, n_tokens = options.get("n_sequences", 8), 2 * options.get("length", 64) + 1
     n_receivers, n_feeders = options.get("n_receivers", 3), 2 * options.get("n_feeders", 4)  # and as many controls
     run = estimate_run(cfg, n_tokens, n_sequences=n_sequences, logits=True)
-    statistics = _head_statistics(cfg, (n_sequences, n_tokens), (), {})
+    measured = estimate_run(cfg, n_tokens, n_sequences=n_sequences, statistics=True)
     n_losses = n_receivers * n_feeders + n_feeders  # each receiver's keys, and those of all
-    return statistics * (1 + SWEEP * (n_feeders + n_receivers * n_feeders)) + run * (3 + SWEEP * n_losses)
+    width = cfg.d_model + (2 * cfg.n_heads + cfg.n_key_value_heads) * cfg.d_head  # of the clean run in each layer
+    clean = cfg.dtype.itemsize * cfg.n_layers * n_sequences * n_tokens * width
+    return (measured * (1 + SWEEP * n_feeders) + run * (3 + SWEEP * n_losses)).keeping(clean)
 
 
 def _copying_scores(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
-    n_sequences, length = options.get("n_sequences", 8), options.get("length", 64)
+    n_sequences, length = options.get("n_sequences", 20), options.get("length", 64)
     n_tokens = options.get("n_copies", 2) * length + 1
-    rows = n_sequences * (n_tokens - 1 - length)  # those of repetitions
+    n_heads, rows = cfg.n_layers * cfg.n_heads, n_sequences * (n_tokens - 1 - length)  # those of repetitions
     of_a_head = cfg.d_vocab * cfg.d_head * (4 * cfg.d_model + 2 * cfg.d_head + rows)  # folded and plain
-    work = Estimate(products=cfg.n_layers * cfg.n_heads * of_a_head)
+    work = Estimate(products=n_heads * of_a_head, entries=n_heads * rows * cfg.d_vocab)
     wide = 4 * cfg.d_vocab * (2 * cfg.d_model + cfg.n_heads * cfg.d_head)  # unembedding, embedding, a layer's heads
-    return (estimate_run(cfg, n_tokens, n_sequences=n_sequences) * 2 + work).keeping(wide)
+    patterns = 2 * cfg.dtype.itemsize * n_sequences * cfg.n_heads * n_tokens**2  # of a layer
+    return (estimate_run(cfg, n_tokens, n_sequences=n_sequences) * 2 + work).keeping(wide + patterns)
 
 
 def _generation_statistics(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
     n_new = options.get("n_tokens", 24)
-    step = estimate_run(cfg, 1, logits=True) * n_new
-    kept = 8 * n_new * cfg.d_vocab
-    return (estimate_run(cfg, size[1]) + step + _head_statistics(cfg, (1, size[1] + n_new), (), {})).keeping(kept)
+    steps = estimate_run(cfg, 1, logits=True) * n_new
+    again = _head_statistics(cfg, (1, size[1] + n_new), (), {})
+    return (estimate_run(cfg, size[1]) + steps + again).keeping(STEP_COPIES * 8 * n_new * cfg.d_vocab)
 
 
 def _sink_interventions(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
-    n_ranges = 1 + min(3, cfg.n_layers)
-    n_runs = 8 * (1 + SWEEP * (n_ranges - 1)) + 6 * SWEEP * (options.get("n_heads") or 0)  # edits of two keys
+    n_heads = options.get("n_heads", 8)
+    n_single = cfg.n_layers * cfg.n_heads if n_heads is None else n_heads
+    n_runs = 8 * (1 + SWEEP * min(3, cfg.n_layers)) + 6 * SWEEP * n_single  # edits of two keys, by range and by head
     run = estimate_run(cfg, size[1], n_sequences=size[0], logits=True)
     patterns = 3 * cfg.dtype.itemsize * size[0] * cfg.n_heads * size[1] ** 2
     return (run * (n_runs + 4)).keeping(patterns)
 
 
 def _streaming_perplexity(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:
-    window, n_tokens = options.get("window", 64), size[1]
-    n_recomputed = max(0, n_tokens - window) / options.get("recompute_every", 1)
-    whole = estimate_run(cfg, n_tokens, n_sequences=size[0], logits=True) * 4  # all, and three that remember a window
-    return whole + estimate_run(cfg, window) * (size[0] * n_recomputed)
+    (n_texts, n_tokens), window = size, options.get("window", 64)
+    n_later = max(0, n_tokens - window)  # a full window takes tokens one by one
+    n_recomputed = math.ceil(n_texts * n_later / options.get("recompute_every", 8))
+    whole = estimate_run(cfg, n_tokens, logits=True) * n_texts
+    windows = estimate_run(cfg, window, n_sequences=n_texts, logits=True) * 3
+    one_by_one = estimate_run(cfg, 1, n_sequences=n_texts, logits=True) * (3 * n_later)
+    together = max(1, min(n_recomputed, TOKENS_PER_RUN // window))
+    return whole + windows + one_by_one + _batches(cfg, (n_recomputed, window), together)
 
 
 def _attribution_agreement(cfg: Any, size: Size, arguments: tuple, options: Mapping[str, Any]) -> Estimate:

@@ -22,7 +22,7 @@ def weigh(job: Job, device: str, to_take_less: str, estimate: Estimate | None) -
     """Says on the job what it is going to take, as far as that is known.
 
     Args:
-        to_take_less: what the user can do, beside choosing a smaller model.
+        to_take_less: what the user can do beside choosing a smaller model; empty for nothing.
 
     Raises:
         AsksFirst: that is much, and nobody has agreed to it.
@@ -36,9 +36,10 @@ def weigh(job: Job, device: str, to_take_less: str, estimate: Estimate | None) -
     job.expected = f"about {time}, {memory}"
     if job.agreed or (seconds <= LONGEST_SECONDS and estimate.n_bytes <= LARGEST_SHARE * free):
         return
+    ways = "Run it all the same", to_take_less, "choose a smaller model"
     raise AsksFirst(
         f"{job.task.title} will take about {time} and {memory} of memory, of which {bytes_in_words(free)} are free. "
-        f"Run it all the same, or {to_take_less}, or choose a smaller model."
+        f"{', or '.join(filter(None, ways))}."
     )
 
 

@@ -72,7 +72,7 @@ def document(session: str, view: View, models: Mapping[str, str]) -> Any:
             dcc.Store(id="fields", data=fields()),
             *(
                 dcc.Store(id=name, data={})
-                for name in ("visited", "address", "submission", "input", "correction", "chosen")
+                for name in ("visited", "address", "submission", "input", "correction", "chosen", "choices")
             ),
             *(dcc.Store(id=name, data="") for name in ("view", "open-page", "missing-page")),
             dcc.Store(id="mounted", data=[]),

@@ -21,9 +21,10 @@ def load_model(source: str, job: Job, make_room: Callable[[], None], *, device: 
     """Loads what ``workbench models`` lists, a Hugging Face id, a folder or a GGUF file.
 
     Args:
-        make_room: called once it is known that there is such a model, before its weights are read.
+        make_room: called once the model is found and fetched, before its weights are read.
     """
     from workbench.loading.pretrained import load_pretrained
+    from workbench.loading.weights import READING
 
     if not source:
         raise WorkbenchError("no model is named; choose one in the field “Model”")
@@ -31,7 +32,8 @@ def load_model(source: str, job: Job, make_room: Callable[[], None], *, device: 
     weigh_loading(job, source)
 
     def report(stage: str, done: int, total: int) -> None:
-        make_room()
+        if stage == READING:
+            make_room()
         job.report(done / total if total else 0.0, stage)
 
     return load_pretrained(source, device=device, progress=report)
@@ -49,7 +51,7 @@ class ModelStore:
         self._loading: dict[str, threading.Lock] = {}
         self._devices: dict[str, threading.Lock] = {}
         self._running: dict[str, Job] = {}  # on each device
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def get(self, source: str, job: Job) -> Any:
         """The model of that name, folder, file or id; loads it where need be, with progress."""
@@ -66,8 +68,8 @@ class ModelStore:
                     return self._models[source]
             job.report(0.0, f"Loading {source}")
             model = self._load(source, job, self._make_room)
-            self._make_room()
             with self._lock:
+                self._make_room()
                 self._models[source] = model
             return model
 

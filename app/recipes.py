@@ -72,9 +72,9 @@ class Recipe:
 
     @property
     def to_take_less(self) -> str:
-        """What the user can do where it takes too much."""
+        """What the user can do where it takes too much; empty where its size is fixed."""
         own = {"task": "take fewer or shorter prompts of your own", "nothing": "take fewer or shorter sequences"}
-        return own.get(self.reads, "shorten the text")
+        return (own | {"filled": ""}).get(self.reads, "shorten the text")
 
     def text_of(self, view: View) -> str:
         """What it reads, as in ``View.text``."""

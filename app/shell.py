@@ -78,9 +78,10 @@ def _register_view(app: Dash, services: Services) -> None:
         ClientsideFunction("view", "amend"),
         *told,
         Output("again", "data"),
-        *(Input(name, "data") for name in ("address", "input", "correction", "chosen")),
+        *(Input(name, "data") for name in ("address", "input", "correction", "choices")),
         State("fields", "data"),
     )
+    app.clientside_callback(ClientsideFunction("view", "choose"), Output("choices", "data"), Input("chosen", "data"))
     for controls in BY_PAGE.values():
         app.clientside_callback(
             ClientsideFunction("view", "collect"), *told, *(Input(*control) for control in controls.values())

@@ -16,6 +16,7 @@ from workbench.kernels import AttentionMask, StatisticsRequest, attention
 
 STATISTICS_BYTES = 160  # of one head and token: some twenty numbers, twice while the layers' are put together
 TILE_BYTES = 12_000_000  # of the scores that statistics hold at a time
+FEWEST_ROWS = 32  # of a matrix product: over fewer it takes as long, as it waits for the weights
 CALL_SECONDS = 1e-3  # of a layer, however few tokens it reads
 
 
@@ -103,7 +104,7 @@ def estimate_run(
     pairs = n_sequences * cfg.n_heads * sum(_visible(cfg, kind, n_tokens) for kind in cfg.layer_types[:layers])
     return Estimate(
         n_bytes=n_bytes,
-        products=n * (layers * per_layer + cfg.d_model * cfg.d_vocab * logits),
+        products=max(n, FEWEST_ROWS) * (layers * per_layer + cfg.d_model * cfg.d_vocab * logits),
         pairs=0.0 if statistics else pairs,
         measured_pairs=pairs if statistics else 0.0,
         calls=layers,

@@ -258,7 +258,7 @@ class _Pairs:
     def _prefix_matching(self, edits: Intervention, heads: Sequence[Head]) -> np.ndarray:
         """Of these heads in each sequence, [sequence, head]; restarted at the first layer that matters."""
         first = min(edits.first_layer(self.model.cfg.n_layers), *(layer for layer, _ in heads))
-        stream = self._entering(first)
+        stream = self._entering(first).clone()  # which a hook may change in place
         with self.model.hooks(fwd_hooks=list(edits.edits.items())):
             _, found = self.model.run_with_statistics(
                 stream, self.request, return_type=None,

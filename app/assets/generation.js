@@ -34,6 +34,7 @@
       chooseStep: function (typed, slider, back, on, curves, head) {
         const { no_update, callback_context } = window.dash_clientside;
         if (!callback_context.triggered_id || callback_context.triggered_id === "step") {
+          if (!window.dash_clientside.view.isNews("step", typed)) return [no_update, no_update];
           current = Number(typed) || 0;
           return [no_update, current];
         }

@@ -35,12 +35,18 @@
   // that may be late: after something else was put there. So a report counts only if someone has been at the box.
   const touched = new Set(); // boxes that someone has been at since something was put there
   const boxAt = (part) => part && part.closest && part.closest(".typed");
-  const isEcho = ({ id }) => boxAt(document.getElementById(id)) && !touched.has(id);
+  const isEcho = ({ id, field }, value) =>
+    boxAt(document.getElementById(id)) && !touched.has(id) && written(value) !== written(view[field]);
 
-  for (const kind of ["input", "keydown", "pointerdown"]) {
-    const touch = ({ target }) => boxAt(target) && touched.add(boxAt(target).querySelector("input").id);
+  for (const kind of ["input", "keydown", "paste", "pointerdown"]) {
+    const touch = function ({ target }) {
+      const onlyFocuses = kind === "pointerdown" && target.matches("input");
+      if (boxAt(target) && !onlyFocuses) touched.add(boxAt(target).querySelector("input").id);
+    };
     document.addEventListener(kind, touch, true);
   }
+
+  const waiting = {}; // what has been chosen since amend ran last: it is held back while the server reads a submission
 
   // Puts the values of some fields into the controls that hold them.
   function setControls(some) {
@@ -78,16 +84,20 @@
         for (const { prop_id, value } of window.dash_clientside.callback_context.triggered) {
           const held = fields.find(({ id, property }) => `${id}.${property}` === prop_id);
           if (!held || !isThere(held)) continue; // a page that is just being inserted is not newer than the view
-          if (!held.page && value === "") continue; // a head is chosen always; who empties its field is about to type
-          if (isEcho(held)) {
-            if (written(value) !== written(view[held.field])) setControls([held]);
+          if (isEcho(held, value)) {
+            setControls([held]);
             continue;
           }
+          if (!held.page && value === "") continue; // a head is chosen always; who empties its field is about to type
           const isNumber = typeof held.initial === "number" && value !== "" && value !== null; // "1." while it is typed
           view[held.field] = isNumber && Number.isFinite(Number(value)) ? Number(value) : value;
         }
         return tell();
       },
+      // What is chosen otherwise than in its control, one thing after the other.
+      choose: (chosen) => Object.assign({}, Object.assign(waiting, chosen)),
+      // Whether what the box of a field reports is news, rather than what was put there a moment ago.
+      isNews: (field, value) => !isEcho(fields.find((held) => held.field === field), value),
       // What other things say, each as field → value. An address or a submission starts anew what has failed.
       amend: function (...given) {
         [fields] = given.slice(-1);
@@ -95,14 +105,16 @@
         // A correction is of the address that it names; what has been chosen since then stays.
         const inTime = triggered.filter(({ value }) => !value.of || value.of === told);
         const changes = Object.assign({}, ...inTime.map(({ value }) => value));
-        const isNew = ({ field }) => field in changes && written(changes[field]) !== written(view[field]);
-        const some = fields.filter(isNew);
+        for (const field of Object.keys(waiting)) delete waiting[field];
+        const differs = ({ field, id }) => touched.has(id) || written(changes[field]) !== written(view[field]);
+        const some = fields.filter((held) => held.field in changes && differs(held));
         for (const { field } of fields) if (field in changes) view[field] = changes[field];
         setControls(some);
-        const isOf = (...names) => triggered.some(({ prop_id }) => names.includes(prop_id.replace(".data", "")));
+        const isAnew = ({ prop_id }) => ["address.data", "input.data"].includes(prop_id);
         const found = tell();
-        isNoStep = found[0] !== same() && isOf("address", "correction");
-        return [...found, isOf("address", "input") ? Date.now() : same()];
+        const isTold = ({ prop_id }) => ["address.data", "correction.data"].includes(prop_id);
+        isNoStep = found[0] !== same() && inTime.every(isTold);
+        return [...found, triggered.some(isAnew) ? Date.now() : same()];
       },
       writeAddress: function (query) {
         // What the server knows better takes the place of what was asked for.

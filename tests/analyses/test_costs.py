@@ -101,7 +101,23 @@ def test_windows_see_fewer_pairs() -> None:
     )  # fmt: skip
     # Of 10 tokens the first 4 see 1 + 2 + 3 + 4 keys, the other 6 see 4; without a window 55.
     assert estimate_run(cfg, 10).pairs == 3 * ((10 + 24) + 55)
-    assert estimate_run(cfg, 10, n_layers=1, logits=True).products == 10 * (8 * (4 * 12 + 2 * 8) + 8 * 10)
+    # d_model · (4 · 3 heads of 4, for queries, keys, values and output, and 2 · d_mlp), and the unembedding.
+    assert estimate_run(cfg, 40, n_layers=1, logits=True).products == 40 * (8 * (4 * 12 + 2 * 8) + 8 * 10)
+    assert estimate_run(cfg, 1).products == estimate_run(cfg, 32).products  # which wait for the weights alike
+
+
+def test_what_runs_token_by_token_is_counted_so(demo: HookedTransformer) -> None:
+    def of(name: str, shape: tuple[int, int], **options: int) -> Estimate:
+        inputs = DescribedTokens(torch.zeros(shape, dtype=torch.int64), "zeros")
+        found = estimate_analysis(name, demo, inputs, (), options)
+        assert found is not None
+        return found
+
+    # The whole text, three first windows, 100 tokens with each of three caches, and 25 windows, which fit into one run.
+    streamed = of("streaming_perplexity", (1, 164), window=64, recompute_every=4)
+    assert streamed.calls == pytest.approx(demo.cfg.n_layers * (1 + 3 + 3 * 100 + 1))
+    # The prompt, 24 tokens, and all of them again.
+    assert of("generation_statistics", (1, 60), n_tokens=24).calls == demo.cfg.n_layers * (1 + 24 + 1)
 
 
 def test_weights_are_counted_from_the_files_headers(demo: HookedTransformer, tmp_path: Path) -> None:

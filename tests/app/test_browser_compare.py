@@ -43,7 +43,8 @@ def test_the_view_beside_another_text_another_head_and_another_model(two_models:
     page.goto(two_models.format(page="compare"))
     page.drawn("compare-maps")
     page.drawn("compare-patterns")  # without a choice, the same words in another order
-    assert "in another order" in page.text_content("#compare-what")
+    page.wait_for_selector("#compare-what >> text=in another order")
+    page.wait_for_selector("#compare-facts tr")
     texts = page.locator("#compare-facts tr", has_text="Text").locator("td").all_text_contents()
     assert "a b c a b c d e a b" in texts[0] and texts[1] != texts[0]
     ranges = page.evaluate(

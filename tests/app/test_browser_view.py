@@ -132,7 +132,8 @@ def test_a_box_that_nobody_has_been_at_chooses_nothing(watched: Open, dashboard:
     page.wait_for_timeout(600)  # longer than the wait
     page.evaluate("window.dash_clientside.set_props('layer', { value: 1 })")
     page.wait_for_timeout(900)
-    assert page.input_value("#layer") == page.view()["layer"] == "3"
+    page.wait_for_function("document.getElementById('layer').value === '3'")
+    assert page.view()["layer"] == "3"
     page.fill("#layer", "1")
     page.wait_for_selector("#heads-pattern-title >> text=Pattern of L1H3")
     page.wait_for_view(layer="1")

@@ -13,6 +13,7 @@ from workbench.config import TransformerConfig
 from workbench.errors import CorruptWeightsError
 from workbench.loading.progress import Progress
 
+READING = "Loading weights"  # what is reported meanwhile
 Op = Callable[[Tensor, TransformerConfig], Tensor | tuple[Tensor, ...]]
 
 
@@ -140,7 +141,7 @@ def convert_weights(
     state: dict[str, Tensor] = {}
     for done, (name, (rule, targets, expert)) in enumerate(plan.items()):
         if progress is not None:
-            progress("Loading weights", done, len(plan))
+            progress(READING, done, len(plan))
         shapes = {target: expected[target] for target in targets}
         _fill(state, shapes, source, name, rule, expert, cfg, described_as)
     return state
