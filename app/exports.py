@@ -63,6 +63,8 @@ def export(services: Services, view: View, figure: str, format: str, preset: str
     result = services.jobs.result(shown.recipe.key(view))
     if result is None:
         raise WorkbenchError("there is no result to export: wait until the page shows the figure")
+    if shown.kind not in result.figure_kinds:
+        raise WorkbenchError("this figure is empty, and there is nothing to export; its card says why")
     name = file_name(view, shown, figure, result)
     if format == "result":
         code = shown.code(view, services.text(view, shown.recipe), result)

@@ -63,7 +63,7 @@ def quadrants(
     *_, rest = flat
     first = [flat[name][np.argsort(-by.flat[flat[name]], kind="stable")[:n_labels]] for name, by in named.items()]
     order = [int(turn[i]) for i in range(n_labels) for turn in first if i < len(turn)]
-    sides = label_places(np.stack([x.reshape(-1), heights.reshape(-1)]), np.array(order, dtype=int))
+    sides = label_places(np.stack([x.reshape(-1), heights.reshape(-1)]), np.array(order, dtype=int), right=1.02)
     for place, name in reversed(list(enumerate(flat))):
         points = flat[name]
         figure.add_trace(

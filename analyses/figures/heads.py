@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from workbench.analyses.figures.style import (
     COLOURBAR_ROOM,
@@ -120,6 +121,7 @@ def head_scatter(
     places = label_places(drawn, best)
     figure = blank_figure(theme, height=460)
     figure.update_layout(margin=COLOURBAR_ROOM)
+    darkest = 0.0 if theme == "light" else 0.3  # what is darker is lost on a dark ground
     figure.add_trace(
         go.Scatter(
             x=x.reshape(-1),
@@ -130,7 +132,7 @@ def head_scatter(
             textposition=[places.get(place, "top right") for place in range(x.size)],
             marker={
                 "color": layers,
-                "colorscale": SCORE_SCALE,
+                "colorscale": sample_colorscale(SCORE_SCALE, np.linspace(darkest, 1, 11)),
                 "size": 9,
                 "line": {"width": 0.5, "color": THEMES[theme].text},
                 "colorbar": colourbar("layer") | {"dtick": max(1, len(x) // 6)},

@@ -86,7 +86,7 @@ def pattern_map(
     key_axis = {"title": {"text": key_marginal_label, "font_size": 10}, "range": _bar_range(key_marginal)}
     query_axis = {"title": {"text": query_marginal_label, "font_size": 10}, "range": _bar_range(query_marginal)}
     figure.update_yaxes(**key_axis, **few, row=1, col=1)
-    figure.update_xaxes(**query_axis, **few, row=2, col=2)
+    figure.update_xaxes(**query_axis, **few, side="top", row=2, col=2)  # below, it would meet the last key's label
     figure.add_shape(
         type="rect", xref="x3 domain", yref="y3 domain", x0=0, x1=1, y0=0, y1=1, layer="below", line_width=0,
         fillcolor=THEMES[theme].masked,

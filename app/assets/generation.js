@@ -4,11 +4,14 @@
 
   const strip = () => document.getElementById("step-text");
   let current = 0; // what is drawn may be a step behind
+  let chosen = 0; // when, in milliseconds
+  const QUICK = 700; // while keys follow each other so fast, what comes back from them is behind
   const lastStep = () => strip().querySelectorAll("[data-step]").length - 1;
   const within = (step) => Math.max(0, Math.min(lastStep(), step));
 
   function goTo(step) {
     current = within(step); // at once: the next key may come before the field is told
+    chosen = performance.now();
     window.dash_clientside.set_props("chosen", { data: { step: current } });
   }
 
@@ -34,8 +37,7 @@
       chooseStep: function (typed, slider, back, on, curves, head) {
         const { no_update, callback_context } = window.dash_clientside;
         if (!callback_context.triggered_id || callback_context.triggered_id === "step") {
-          if (!window.dash_clientside.view.isNews("step", typed)) return [no_update, no_update];
-          current = Number(typed) || 0;
+          if (performance.now() - chosen > QUICK) current = Number(typed) || 0;
           return [no_update, current];
         }
         const to = {

@@ -32,7 +32,7 @@
     return rows[row] ? Array.from(rows[row]) : null;
   }
 
-  function chooseQuery(token) {
+  function chooseQuery(token, column) {
     const panel = document.getElementById("tokens");
     panel.querySelectorAll(".query").forEach((other) => {
       other.classList.remove("query");
@@ -51,7 +51,7 @@
       if (key.dataset.k !== undefined) keys.push([weight, key]);
     });
     keys.sort((one, other) => other[0] - one[0]);
-    crosshair(Number(token.dataset.q), token.dataset.k);
+    crosshair(Number(token.dataset.q), column === undefined ? token.dataset.k : column);
     say(token, keys.slice(0, 5).filter(([weight]) => weight >= LEAST_WEIGHT));
   }
 
@@ -89,14 +89,25 @@
     document.getElementById("token-line").replaceChildren();
   }
 
-  // Pointing at a cell of the map chooses its query too.
+  // Pointing at a cell of the map chooses its query too; a click puts the cursor there.
   function listenToMap() {
     const { plot } = patternPlot() || {};
     if (!plot || plot.chosenByPointing) return;
     plot.chosenByPointing = true;
-    plot.on("plotly_hover", function ({ points: [point] }) {
-      if (point.data.type !== "heatmap") return;
-      chooseQuery(document.querySelector(`#tokens .token[data-q="${point.pointNumber[0]}"]`));
+    const point = ({ points: [{ data, pointNumber }] }) => data.type === "heatmap" && pointNumber;
+    const tokenAt = (row) => document.querySelector(`#tokens .token[data-q="${row}"]`);
+    plot.on("plotly_hover", function (event) {
+      const [row, column] = point(event) || [];
+      if (row !== undefined) chooseQuery(tokenAt(row), column);
+    });
+    plot.on("plotly_click", function (event) {
+      const found = patternPlot();
+      const [row, column] = point(event) || [];
+      if (row === undefined || !found || found.isMosaic) return;
+      cursor = { of: found.plot.data, row, column };
+      document.getElementById("pattern-cells").focus({ preventScroll: true });
+      showCursor(found);
+      chooseQuery(tokenAt(row), column);
     });
   }
 
@@ -154,7 +165,8 @@
     crosshair(row, column);
     const weight = (found.trace.customdata || found.trace.z)[row][column];
     const [query, key] = [plain(found.trace.y[row]), plain(found.trace.x[column])];
-    const value = Number.isFinite(weight) ? weight.toFixed(4) : "hidden by the mask";
+    const digits = weight > 0 && weight < 0.001 ? weight.toExponential(1) : Number(weight).toFixed(4);
+    const value = Number.isFinite(weight) ? digits : "hidden by the mask";
     sayCell(`Query ${query} → key ${key}: ${value}`);
   }
 

@@ -38,12 +38,37 @@
   const isEcho = ({ id, field }, value) =>
     boxAt(document.getElementById(id)) && !touched.has(id) && written(value) !== written(view[field]);
 
-  for (const kind of ["input", "keydown", "paste", "pointerdown"]) {
-    const touch = function ({ target }) {
-      const onlyFocuses = kind === "pointerdown" && target.matches("input");
-      if (boxAt(target) && !onlyFocuses) touched.add(boxAt(target).querySelector("input").id);
+  // Nor does it report what it has reported last, whatever was put there since. So a box that someone has been at is
+  // compared with the view once every wait is over.
+  const LONGEST_WAIT = 1000; // milliseconds
+  const timers = {};
+
+  function settle(id) {
+    const [box, held] = [document.getElementById(id), fields.find((field) => field.id === id)];
+    if (!box || !held || box.value === written(view[held.field])) return;
+    const isLeft = document.activeElement !== box;
+    const isNothing = !held.page && box.value === ""; // a head is chosen always
+    if (!isNothing && written(reported(held, box.value)) !== written(view[held.field])) {
+      window.dash_clientside.set_props(id, { value: reported(held, box.value) });
+    } else if (isLeft) setControls([held]);
+  }
+
+  for (const kind of ["input", "keydown", "paste", "pointerdown", "pointerup", "focusout"]) {
+    const touch = function ({ target, key }) {
+      if (!boxAt(target) || key === "Tab") return;
+      const { id } = boxAt(target).querySelector("input");
+      const isChange = kind !== "focusout" && !(kind.startsWith("pointer") && target.matches("input"));
+      if (isChange) touched.add(id);
+      clearTimeout(timers[id]);
+      timers[id] = setTimeout(() => settle(id), LONGEST_WAIT);
     };
     document.addEventListener(kind, touch, true);
+  }
+
+  // The value of a field as a control gives it; a number as one, but "1." while it is typed.
+  function reported({ initial }, value) {
+    const isNumber = typeof initial !== "string" && typeof value === "string" && value.trim() !== "";
+    return isNumber && Number.isFinite(Number(value)) ? Number(value) : value;
   }
 
   const waiting = {}; // what has been chosen since amend ran last: it is held back while the server reads a submission
@@ -89,15 +114,12 @@
             continue;
           }
           if (!held.page && value === "") continue; // a head is chosen always; who empties its field is about to type
-          const isNumber = typeof held.initial === "number" && value !== "" && value !== null; // "1." while it is typed
-          view[held.field] = isNumber && Number.isFinite(Number(value)) ? Number(value) : value;
+          view[held.field] = reported(held, value);
         }
         return tell();
       },
       // What is chosen otherwise than in its control, one thing after the other.
       choose: (chosen) => Object.assign({}, Object.assign(waiting, chosen)),
-      // Whether what the box of a field reports is news, rather than what was put there a moment ago.
-      isNews: (field, value) => !isEcho(fields.find((held) => held.field === field), value),
       // What other things say, each as field → value. An address or a submission starts anew what has failed.
       amend: function (...given) {
         [fields] = given.slice(-1);
@@ -133,6 +155,7 @@
       },
       go: function () {
         const { triggered_id } = window.dash_clientside.callback_context;
+        window.dash_clientside.set_props("notice", { children: [] }); // it was of the page before
         return { page: triggered_id === "open-pattern" ? "pattern" : triggered_id.replace("go-", "") };
       },
       showPage: function (page) {

@@ -50,7 +50,7 @@ DEFINITIONS = (
         "the effect less that is what the head does by telling others where to look.",
     ),
     (
-        "With peers",
+        "After its peers",
         "The loss with all heads of the pattern ablated, less that with all but this one: what the head does once "
         "nobody can stand in for it.",
     ),
@@ -261,7 +261,7 @@ def verdict_table(result: Any) -> Any:
                 signed(result["peer_effect"][place]),
             )
         )
-    effects = ("Mean ablation", "Zero ablation", "Direct path", "Patterns kept", "With peers")
+    effects = ("Mean ablation", "Zero ablation", "Direct path", "Patterns kept", "After its peers")
     titles = ("Head, verdict", "Prefix matching", *effects)
     return plain_table(titles, rows, caption="Effects are changes of the repeated tokens' loss, in nats per token.")
 

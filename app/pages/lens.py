@@ -59,7 +59,7 @@ DEFINITIONS = (
     ),
 )
 TALL = 400
-SHOWN = 16  # tokens that a map can name, one column each
+SHOWN = 12  # tokens that a map can name, one column each
 PARTS_TALL, SHOWN_PARTS = 520, 5
 
 

@@ -83,12 +83,12 @@ def test_keys_walk_over_the_map_zoom_in_and_show_all(watched: Open, dashboard: s
     page.keyboard.press("Shift+Tab")  # out of the text
     page.focus("#pattern-cells")
     page.keyboard.press("ArrowLeft")
-    expected = page.evaluate(CELL, [-1, 0])
-    page.wait_for_selector(f"#pattern-cell >> text=key <|bos|> 0: {expected:.4f}")
+    expected = said(page.evaluate(CELL, [-1, 0]))
+    page.wait_for_selector(f"#pattern-cell >> text=key <|bos|> 0: {expected}")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Shift+ArrowRight")
-    expected = page.evaluate(CELL, [-2, 10])
-    page.wait_for_selector(f"#pattern-cell >> text=/→ key .* 10: {expected:.4f}/")
+    expected = said(page.evaluate(CELL, [-2, 10]))
+    page.wait_for_selector(f"#pattern-cell >> text=/→ key .* 10: {expected}/")
     assert page.get_attribute("#pattern-cell", "role") == "status"
     n_tokens = page.evaluate("document.querySelector('#pattern-map .js-plotly-plot')._fullData.at(-1).z.length")
     page.keyboard.press("Enter")
@@ -96,6 +96,35 @@ def test_keys_walk_over_the_map_zoom_in_and_show_all(watched: Open, dashboard: s
     page.keyboard.press("Escape")
     page.wait_for_selector(f"#pattern-part >> text=/Queries 0 .* to {n_tokens - 1} .*, keys 0/")
     page.wait_for_function("!location.search.includes('queries')")
+
+
+def said(weight: float) -> str:
+    """A weight as the line below the map has it."""
+    return f"{weight:.1e}".replace("e-0", "e-") if 0 < weight < 0.001 else f"{weight:.4f}"
+
+
+def test_a_click_says_what_is_in_the_cell_and_keys_go_on_from_there(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, page="pattern", layer=2, head=1)
+    page.drawn("pattern-map")
+    page.wait_for_selector("#main:not(.stale)")
+    page.locator("#pattern-map").scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    n_tokens = page.evaluate("document.querySelector('#pattern-map .js-plotly-plot')._fullData.at(-1).z.length")
+    box, row, column = page.area("pattern-map", "3"), n_tokens - 2, 5
+    x, y = (box[at] + box[size] * (cell + 0.5) / n_tokens for at, size, cell in (
+        ("x", "width", column), ("y", "height", row),
+    ))  # fmt: skip
+    page.mouse.move(x, y)
+    page.wait_for_timeout(200)
+    page.mouse.click(x, y)
+    weight = said(page.evaluate(CELL, [row - n_tokens, column]))
+    page.wait_for_selector(f"#pattern-cell >> text=/^Query .* {row} → key .* {column}: {weight}/")
+    page.keyboard.press("ArrowRight")
+    weight = said(page.evaluate(CELL, [row - n_tokens, column + 1]))
+    page.wait_for_selector(f"#pattern-cell >> text=/^Query .* {row} → key .* {column + 1}: {weight}/")
+    frames = page.evaluate("document.querySelectorAll('.crosshair').length")
+    assert frames == 2 and page.locator("#tokens .query").get_attribute("data-q") == str(row)
 
 
 # The weight on a cell of the map; rows count from the end.

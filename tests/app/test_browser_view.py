@@ -139,6 +139,25 @@ def test_a_box_that_nobody_has_been_at_chooses_nothing(watched: Open, dashboard:
     page.wait_for_view(layer="1")
 
 
+def test_what_is_typed_counts_also_where_the_box_reported_it_last(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, layer=1, head=1)
+    page.drawn("heads-pattern")
+    page.fill("#head", "3")
+    page.wait_for_view(head="3")
+    page.wait_for_timeout(600)  # longer than the wait
+    page.evaluate("window.dash_clientside.set_props('chosen', { data: { head: 1 } })")
+    page.wait_for_view(head="1")
+    page.fill("#head", "3")  # within the wait: of 3, 1, 3 the box knows of no change
+    page.wait_for_view(head="3")
+    page.wait_for_selector("#heads-pattern-title >> text=Pattern of L1H3")
+    page.fill("#layer", "")
+    page.focus("#head")  # a box that is left empty gets back what it held
+    page.wait_for_function("document.getElementById('layer').value === '1'")
+    page.fill("#layer", "002")
+    page.wait_for_view(layer="2")
+
+
 def test_an_emptied_field_of_the_head_waits_and_an_empty_model_is_told(watched: Open, dashboard: str) -> None:
     page = watched()
     page.open(dashboard, layer=3, head=3)
