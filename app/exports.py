@@ -63,7 +63,7 @@ def export(services: Services, view: View, figure: str, format: str, preset: str
     result = services.jobs.result(shown.recipe.key(view))
     if result is None:
         raise WorkbenchError("there is no result to export: wait until the page shows the figure")
-    if shown.kind not in result.figure_kinds:
+    if shown.kind not in result.figure_kinds and format != "result":
         raise WorkbenchError("this figure is empty, and there is nothing to export; its card says why")
     name = file_name(view, shown, figure, result)
     if format == "result":

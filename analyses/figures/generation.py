@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from workbench.analyses.figures.positions import curves
 from workbench.analyses.figures.style import COLOURBAR_ROOM, SCORE_SCALE, THEMES, VERMILLION, blank_figure, colourbar
 
-STEPS_WITH_LABELS = 48  # of more, only some are named
+STEPS_WITH_LABELS = 16  # of more, only some are named
 X_LABEL = "step (the token that it generates)"
 
 

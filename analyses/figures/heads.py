@@ -23,6 +23,7 @@ from workbench.analyses.figures.style import (
 )
 
 LABEL = np.array([0.13, 0.055])  # what a name takes of a plot's width and height on a page
+LEFT_OF_ALL = 0.04  # so far left of all points may a name begin, in shares of what they span: there is the axis
 CELLS_WITH_TEXT = 400  # a map with at most so many cells prints its values
 MOST_DECIMALS = 5  # of them
 
@@ -174,6 +175,7 @@ def label_places(
     spread = np.ptp(drawn[:, known], axis=1) if known.any() else np.ones(2)
     spread = np.where(spread > 0, spread, 1)
     last = drawn[0, known].max(initial=np.finfo(float).min) / spread[0] - 1 + right
+    first = drawn[0, known].min(initial=np.finfo(float).max) / spread[0] - LEFT_OF_ALL
     others = drawn[:, known].T / spread
     places: dict[int, str] = {}
     middles: list[np.ndarray] = []
@@ -181,7 +183,8 @@ def label_places(
         room: dict[str, tuple[int, np.ndarray]] = {}
         for side, offset in sides.items():
             middle = drawn[:, point] / spread + label * offset
-            if middle[0] + label[0] / 2 <= last and all((np.abs(middle - o) >= label).any() for o in middles):
+            fits = first <= middle[0] - label[0] / 2 and middle[0] + label[0] / 2 <= last
+            if fits and all((np.abs(middle - o) >= label).any() for o in middles):
                 n_covered = int((np.abs(middle - others) < label / 2).all(axis=1).sum())
                 room[side] = n_covered, middle
         if room:

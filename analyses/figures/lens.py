@@ -18,7 +18,7 @@ from workbench.analyses.figures.style import (
 )
 
 MOST_PRINTED = 1200  # cells with text
-SHOWN_CHARACTERS = 6
+SHOWN_CHARACTERS, BESIDE_A_BAR = 6, 16  # of a token, in a cell and beside a bar
 
 
 def lens_map(
@@ -82,7 +82,8 @@ def paired_bars(
     figure = blank_figure(theme, height=max(240, 30 * len(tokens) + 110))
     figure.update_layout(showlegend=len(series) > 1, legend=LEGEND_ABOVE, bargap=0.3)
     places = np.arange(len(tokens))
-    names = [f"<b>▸ {_short(token)}</b>" if place == marked else _short(token) for place, token in enumerate(tokens)]
+    names = [_short(token, BESIDE_A_BAR) for token in tokens]
+    names = [f"<b>▸ {name}</b>" if place == marked else name for place, name in enumerate(names)]
     for name, values in series.items():
         figure.add_trace(
             go.Bar(
@@ -101,5 +102,5 @@ def paired_bars(
     return figure
 
 
-def _short(text: str) -> str:
-    return show_token(text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…")
+def _short(text: str, most: int = SHOWN_CHARACTERS) -> str:
+    return show_token(text if len(text) <= most else text[: most - 1] + "…")

@@ -75,6 +75,10 @@ def test_the_view_beside_another_text_another_head_and_another_model(two_models:
     page.wait_for_selector("#notice >> text=B has no L1H2; it is compared with L0H1")
     page.wait_for_selector("#compare-facts >> text=1 × 2")
     page.wait_for_function("document.querySelector('#compare-change').textContent.includes('so no head is in both')")
+    said = page.evaluate(
+        "fetch(`/export${location.search}&figure=compare-change&export-format=csv&preset=slide`).then((r) => r.text())"
+    )
+    assert "this figure is empty" in said.lower()
     page.wait_for_selector("text=In memory: tiny, small")
     page.wait_for_view(**{"other-model": "small", "other-text": "c b a c b a", "other-layer": "0"})
     page.reload()

@@ -278,7 +278,7 @@ def test_the_address_gives_files_and_refuses_in_words(client: FlaskClient, servi
         ({"export-format": "exe"}, 400, "no such format"),
         ({"preset": "poster"}, 400, "no such format or size"),
         ({"figure": "nothing<b>"}, 200, "shows no figure"),
-        ({"page": "sinks", "figure": "sinks-map"}, 200, "not computed yet"),
+        ({"page": "sinks", "figure": "sinks-map"}, 200, "no result to export"),
     ):
         answer = ask(**given)  # type: ignore[arg-type]
         assert answer.status_code == status and said in answer.text and answer.mimetype == "text/plain"
