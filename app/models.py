@@ -21,9 +21,10 @@ def load_model(source: str, job: Job, make_room: Callable[[], None], *, device: 
     """Loads what ``workbench models`` lists, a Hugging Face id, a folder or a GGUF file.
 
     Args:
-        make_room: called once the model is found and fetched, before its weights are read.
+        make_room: called once the model is found, before its weights are read.
     """
     from workbench.loading.pretrained import load_pretrained
+    from workbench.loading.sources import CONVERTING
     from workbench.loading.weights import READING
 
     if not source:
@@ -32,7 +33,7 @@ def load_model(source: str, job: Job, make_room: Callable[[], None], *, device: 
     weigh_loading(job, source)
 
     def report(stage: str, done: int, total: int) -> None:
-        if stage == READING:
+        if stage in (CONVERTING, READING):
             make_room()
         job.report(done / total if total else 0.0, stage)
 

@@ -3,17 +3,19 @@
   "use strict";
 
   const strip = () => document.getElementById("step-text");
-  let current = 0; // what is drawn may be a step behind
-  let chosen = 0; // when, in milliseconds
-  const QUICK = 700; // while keys follow each other so fast, what comes back from them is behind
+  let latest = { step: 0, when: -Infinity };
+  const QUICK = 700; // milliseconds: while choices follow each other so fast, the field is behind
+  const inField = () => Number(document.getElementById("step").value) || 0;
+  const current = () => (performance.now() - latest.when < QUICK ? latest.step : inField());
   const lastStep = () => strip().querySelectorAll("[data-step]").length - 1;
   const within = (step) => Math.max(0, Math.min(lastStep(), step));
 
-  function goTo(step) {
-    current = within(step); // at once: the next key may come before the field is told
-    chosen = performance.now();
-    window.dash_clientside.set_props("chosen", { data: { step: current } });
+  function chosen(step) {
+    latest = { step: within(step), when: performance.now() };
+    return { step: latest.step };
   }
+
+  const goTo = (step) => window.dash_clientside.set_props("chosen", { data: chosen(step) });
 
   document.addEventListener("click", function (event) {
     const token = event.target.closest("#step-text [data-step]");
@@ -22,7 +24,7 @@
 
   document.addEventListener("keydown", function (event) {
     if (event.target.id !== "step-text") return;
-    const [back, on] = [current - 1, current + 1];
+    const [back, on] = [current() - 1, current() + 1];
     const to = { ArrowRight: on, ArrowDown: on, ArrowLeft: back, ArrowUp: back, Home: 0, End: lastStep() }[event.key];
     if (to === undefined) return;
     event.preventDefault();
@@ -37,19 +39,17 @@
       chooseStep: function (typed, slider, back, on, curves, head) {
         const { no_update, callback_context } = window.dash_clientside;
         if (!callback_context.triggered_id || callback_context.triggered_id === "step") {
-          if (performance.now() - chosen > QUICK) current = Number(typed) || 0;
-          return [no_update, current];
+          return [no_update, Number(typed) || 0];
         }
         const to = {
           "step-slider": slider,
-          "step-back": current - 1,
-          "step-on": current + 1,
+          "step-back": current() - 1,
+          "step-on": current() + 1,
           "step-curves": clicked(curves),
           "step-head": clicked(head),
         }[callback_context.triggered_id];
-        if (!Number.isInteger(to) || within(to) === current) return [no_update, no_update];
-        current = within(to);
-        return [{ step: current }, current];
+        if (!Number.isInteger(to) || within(to) === current()) return [no_update, no_update];
+        return [chosen(to), within(to)];
       },
     },
   });

@@ -47,18 +47,17 @@
     const [box, held] = [document.getElementById(id), fields.find((field) => field.id === id)];
     if (!box || !held || box.value === written(view[held.field])) return;
     const isLeft = document.activeElement !== box;
-    const isNothing = !held.page && box.value === ""; // a head is chosen always
-    if (!isNothing && written(reported(held, box.value)) !== written(view[held.field])) {
+    if (!isUnfinished(held, box.value) && written(reported(held, box.value)) !== written(view[held.field])) {
       window.dash_clientside.set_props(id, { value: reported(held, box.value) });
     } else if (isLeft) setControls([held]);
   }
 
   for (const kind of ["input", "keydown", "paste", "pointerdown", "pointerup", "focusout"]) {
     const touch = function ({ target, key }) {
-      if (!boxAt(target) || key === "Tab") return;
+      if (!boxAt(target)) return;
       const { id } = boxAt(target).querySelector("input");
-      const isChange = kind !== "focusout" && !(kind.startsWith("pointer") && target.matches("input"));
-      if (isChange) touched.add(id);
+      const isStep = key === "ArrowUp" || key === "ArrowDown" || (kind.startsWith("pointer") && target.closest("button"));
+      if (isStep || kind === "input" || kind === "paste") touched.add(id);
       clearTimeout(timers[id]);
       timers[id] = setTimeout(() => settle(id), LONGEST_WAIT);
     };
@@ -69,6 +68,12 @@
   function reported({ initial }, value) {
     const isNumber = typeof initial !== "string" && typeof value === "string" && value.trim() !== "";
     return isNumber && Number.isFinite(Number(value)) ? Number(value) : value;
+  }
+
+  // Nothing in the box of a head, of which one is chosen always; "." or "-" in that of a number.
+  function isUnfinished(held, value) {
+    const isNothing = !held.page && value === "";
+    return isNothing || (typeof held.initial !== "string" && /^[-.]+$/.test(value));
   }
 
   const waiting = {}; // what has been chosen since amend ran last: it is held back while the server reads a submission
@@ -113,8 +118,10 @@
             setControls([held]);
             continue;
           }
-          if (!held.page && value === "") continue; // a head is chosen always; who empties its field is about to type
-          view[held.field] = reported(held, value);
+          if (isUnfinished(held, value)) continue; // who empties a box is about to type
+          const found = reported(held, value);
+          if (written(found) !== written(view[held.field])) delete waiting[held.field]; // which was chosen before
+          view[held.field] = found;
         }
         return tell();
       },
@@ -126,8 +133,10 @@
         const { triggered } = window.dash_clientside.callback_context;
         // A correction is of the address that it names; what has been chosen since then stays.
         const inTime = triggered.filter(({ value }) => !value.of || value.of === told);
-        const changes = Object.assign({}, ...inTime.map(({ value }) => value));
-        for (const field of Object.keys(waiting)) delete waiting[field];
+        const chosen = inTime.some(({ prop_id }) => prop_id === "choices.data") ? { ...waiting } : {};
+        for (const field of Object.keys(chosen)) delete waiting[field];
+        const rest = inTime.filter(({ prop_id }) => prop_id !== "choices.data").map(({ value }) => value);
+        const changes = Object.assign(chosen, ...rest);
         const differs = ({ field, id }) => touched.has(id) || written(changes[field]) !== written(view[field]);
         const some = fields.filter((held) => held.field in changes && differs(held));
         for (const { field } of fields) if (field in changes) view[field] = changes[field];

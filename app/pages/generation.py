@@ -16,7 +16,7 @@ from workbench.app.pages.pattern import visible
 from workbench.app.recipes import HEAD_STATISTICS, Recipe, Shown, chosen_head
 from workbench.app.selection import CHOSEN, LAYER_HEIGHT, choose_on_click
 from workbench.app.services import Services, when_drawn
-from workbench.app.state import MOST_NEW, MOST_TEMPERATURE, View
+from workbench.app.state import MOST_DECIMALS, MOST_NEW, MOST_TEMPERATURE, View
 
 NAME, TITLE = "generation", "Generation"
 EXPLANATION = (
@@ -144,7 +144,7 @@ def _temperature(value: float) -> html.Label:
         min=0,
         max=MOST_TEMPERATURE,
         step=0.1,
-        decimalScale=2,
+        decimalScale=MOST_DECIMALS,
         clampBehavior="strict",
         debounce=500,
         size="xs",

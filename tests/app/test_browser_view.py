@@ -124,6 +124,23 @@ def test_a_place_beyond_the_last_becomes_the_last(watched: Open, dashboard: str)
     page.wait_for_view(**{"depth-of": last})
 
 
+def test_keys_that_follow_each_other_fast_lose_no_step(watched: Open, dashboard: str) -> None:
+    page = watched()
+    page.open(dashboard, page="generation", layer=1, head=1, step=2, temperature=0.1234)
+    page.wait_for_selector("#step-title >> text=/^Step 2 of 24/")
+    page.focus("#step-text")
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_view(step="12")
+    page.wait_for_selector("#step-title >> text=/^Step 12 of 24/")
+    page.wait_for_function("document.getElementById('step').value === '12'")
+    page.focus("#temperature")
+    page.keyboard.press("Shift")
+    page.focus("#step-text")
+    page.wait_for_timeout(1500)  # longer than any box waits
+    assert page.view()["temperature"] == page.input_value("#temperature") == "0.1234"
+
+
 def test_a_box_that_nobody_has_been_at_chooses_nothing(watched: Open, dashboard: str) -> None:
     """A box that is filled twice within its wait may report what it held first."""
     page = watched()
@@ -147,6 +164,7 @@ def test_what_is_typed_counts_also_where_the_box_reported_it_last(watched: Open,
     page.wait_for_view(head="3")
     page.wait_for_timeout(600)  # longer than the wait
     page.evaluate("window.dash_clientside.set_props('chosen', { data: { head: 1 } })")
+    page.wait_for_function("document.getElementById('head').value === '1'")
     page.wait_for_view(head="1")
     page.fill("#head", "3")  # within the wait: of 3, 1, 3 the box knows of no change
     page.wait_for_view(head="3")

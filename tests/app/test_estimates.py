@@ -75,13 +75,14 @@ def test_a_model_that_would_fill_the_memory_asks_before_it_is_loaded(
     free: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "free_memory", lambda device: free)
-    job = Job(Task("key", "title", lambda job: None))
+    job, rooms = Job(Task("key", "title", lambda job: None)), list[str]()
     with pytest.raises(
         AsksFirst, match=f"The weights of demo take 4.1 MB of memory, of which {free / 1e6:.1f} MB {said}"
     ):
-        models.load_model("demo", job, lambda: None)
+        models.load_model("demo", job, lambda: rooms.append("too early"))
     job.agreed = True
-    assert models.load_model("demo", job, lambda: None).cfg.model_name == "demo"
+    assert models.load_model("demo", job, lambda: rooms.append("made")).cfg.model_name == "demo"
+    assert set(rooms) == {"made"}
 
 
 def test_the_command_line_says_so_of_a_model_that_does_not_fit(

