@@ -1,7 +1,7 @@
 """Takes the pictures in docs/screens: ``python docs/take_screenshots.py [PAGE …]``.
 
-Every page but that of saved results, on the demo model, at three widths of the window, light and dark. Needs Chromium,
-as the dashboard's tests do.
+Every page on the demo model, that of saved results on one of its results, at three widths of the window, light and
+dark. Needs Chromium, as the dashboard's tests do.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from urllib.parse import urlencode
 from playwright.sync_api import Page, sync_playwright
 from werkzeug.serving import make_server
 
-from workbench.app import create_app, registry
-from workbench.app.main import QuietHandler
+from workbench import HookedTransformer
+from workbench.analyses import induction_heads
+from workbench.app import registry
+from workbench.app.main import QuietHandler, app_of, services_on
+from workbench.app.models import ModelStore
 
 FOLDER = Path(__file__).parent / "screens"
 WIDTHS = (900, 1440, 2560)
@@ -56,9 +59,13 @@ def picture(page: Page, width: int) -> bytes:
 
 
 def main() -> None:
-    names = sys.argv[1:] or [page.NAME for page in registry.PAGES if page.NAME != "result"]
+    names = sys.argv[1:] or [page.NAME for page in registry.PAGES]
     FOLDER.mkdir(exist_ok=True)
-    server = make_server("127.0.0.1", 0, create_app().server, threaded=True, request_handler=QuietHandler)
+    services = services_on("demo", ModelStore())
+    saved = services.opened.put(induction_heads(HookedTransformer.from_pretrained("demo")))
+    states = STATES | {"result": {"opened": saved}}
+    app = app_of(services).server
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=QuietHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     browser_path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
@@ -67,7 +74,7 @@ def main() -> None:
             for width in WIDTHS:
                 page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
                 for name in names:
-                    query = urlencode({"v": 1, "page": name, "model": "demo"} | STATES.get(name, {}))
+                    query = urlencode({"v": 1, "page": name, "model": "demo"} | states.get(name, {}))
                     page.goto(f"http://127.0.0.1:{server.port}/?{query}")
                     wait(page)
                     (FOLDER / f"{name}-{scheme}-{width}.webp").write_bytes(picture(page, width))
