@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -152,8 +152,10 @@ def print_times(what: str, times: list[float], asked: int) -> None:
 def first_pages(browser: Any) -> None:
     starts = []
     for _ in range(5):
-        with served("demo") as address, closing(browser.new_context()) as session:
-            starts.append(Watched(session).first_page(address))
+        with served("demo") as address:
+            watched = Watched(browser)
+            starts.append(watched.first_page(address))
+            watched.page.close()
     for part, times in zip(FIRST_PAGE, zip(*starts, strict=True), strict=True):
         print_times(f"first page after the server is up: {part}", list(times), 3000)
 
