@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from workbench.kernels import AttentionMask, StatisticsRequest, attention
+from workbench.kernels.checks import check_scores
+from workbench.kernels.scores import all_finite
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in Triton's interpreter
 
@@ -37,3 +39,19 @@ def test_nan_behind_padding_reaches_nothing() -> None:
     k[:, :, 9:] = torch.nan
     mask = AttentionMask(key_padding=real, query_padding=real)
     assert attention(q, k, v, mask=mask, backend="streaming").z.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("entries", "finite"),
+    [((1.0, 1.0), True), ((torch.nan, 1.0), False), ((torch.inf, 1.0), False), ((torch.inf, -torch.inf), False),
+     (("largest", "largest"), True), (("largest", -torch.inf), False)],
+)  # fmt: skip
+def test_a_sum_that_overflows_is_no_infinity_and_infinities_do_not_cancel(
+    dtype: torch.dtype, entries: tuple[float | str, float | str], finite: bool
+) -> None:
+    q, k = torch.ones(2, 1, 2, 12, 8, dtype=dtype).unbind()
+    for place, entry in enumerate(entries):
+        k[0, 0, place, 0] = torch.finfo(dtype).max if entry == "largest" else entry
+    rule = check_scores(q, k, AttentionMask(), None, None, None, None)
+    assert all_finite(q, k, rule) is finite and all_finite(k, q, rule) is finite
